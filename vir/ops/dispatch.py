@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from vir.ops import checks, forms_1d, forms_2d
@@ -14,7 +14,24 @@ FORMS_1D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "chunkwise")
 FORMS_2D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "scan", "chunkwise")
 
 CHUNK_TOKENS = 64  # of a chunk in 1D, unless the caller says otherwise
-CHUNK_ROWS = 8  # of a band in 2D
+CHUNK_ROWS = 16  # of a band in 2D
+CPU_TOKENS = 1024  # that a CPU takes at once from a batch
+
+# Tokens up to which the parallel form is the fastest: (retention, device, with gradients). `vir bench forms`
+# measures them; the head size moves them too little to matter.
+_PARALLEL_UP_TO = {
+    ("1d", "cpu", False): 320,
+    ("1d", "cpu", True): 320,
+    ("2d", "cpu", False): 600,
+    ("2d", "cpu", True): 512,
+    ("1d", "gpu", False): 600,
+    ("1d", "gpu", True): 600,
+    ("2d", "gpu", False): 1100,
+    ("2d", "gpu", True): 1100,
+}
+
+# (q, k, v, gamma, scale, state) -> out, state
+Stateful = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -25,19 +42,45 @@ class Plan:
     chunk: int | None = None
 
 
-def plan_1d(n: int, form: Form = "auto", chunk: int | None = None) -> Plan:
-    """Which form `retention_1d` runs for n tokens."""
+def plan_1d(
+    n: int, *, form: Form = "auto", chunk: int | None = None, device: str = "cpu", gradients: bool = False
+) -> Plan:
+    """Which form `retention_1d` runs for n tokens: parallel while its n x n scores are cheap, then chunkwise."""
     checks.check_form("retention_1d", form, FORMS_1D)
     checks.check_chunk("retention_1d", chunk)
     if form == "auto":
-        form = "parallel" if n <= 2 * CHUNK_TOKENS else "chunkwise"
+        form = "parallel" if n <= _PARALLEL_UP_TO["1d", _kind(device), gradients] else "chunkwise"
     return Plan(form, (chunk or CHUNK_TOKENS) if form == "chunkwise" else None)
 
 
-def plan_2d(grid: tuple[int, int], form: Form = "auto", chunk: int | None = None) -> Plan:
-    """Which form `retention_2d` runs on a grid of patches."""
+def plan_2d(
+    grid: tuple[int, int],
+    *,
+    form: Form = "auto",
+    chunk: int | None = None,
+    device: str = "cpu",
+    gradients: bool = False,
+) -> Plan:
+    """Which form `retention_2d` runs on a grid of patches: parallel while it is small, then bands of rows."""
     checks.check_form("retention_2d", form, FORMS_2D)
     checks.check_chunk("retention_2d", chunk)
     if form == "auto":
-        form = "parallel" if grid[0] * grid[1] <= 256 else "chunkwise"
+        small = grid[0] * grid[1] <= _PARALLEL_UP_TO["2d", _kind(device), gradients]
+        form = "parallel" if small else "chunkwise"
     return Plan(form, (chunk or CHUNK_ROWS) if form == "chunkwise" else None)
+
+
+def _kind(device: str) -> str:
+    return "cpu" if device == "cpu" else "gpu"
+
+
+def stateful_1d(plan: Plan) -> Stateful:
+    """The planned form with a state in and out."""
+    chunkwise = partial(forms_1d.chunkwise, chunk=plan.chunk)
+    return {"recurrent": forms_1d.recurrent, "chunkwise": chunkwise}[plan.form]
+
+
+def stateful_2d(plan: Plan) -> Stateful:
+    """The planned form on whole rows, with a state in and out."""
+    chunkwise = partial(forms_2d.chunkwise, chunk=plan.chunk)
+    return {"recurrent": forms_2d.recurrent, "scan": forms_2d.scan, "chunkwise": chunkwise}[plan.form]

@@ -1,7 +1,7 @@
 """2D retention in plain PyTorch: four ways to compute the same numbers on a grid of patches.
 
-Inside this file heads come before tokens, `b h n d`, and the query is already scaled. The state holds one
-k x v matrix for each column of the last row: everything that a token in that place sees.
+Inside this file heads come before tokens: q, k are `b h n d`, v is `b h n e`. A state is `b h x d e`: for each
+column of the last row, everything that a token in that place sees.
 """
 
 from math import ceil
@@ -11,107 +11,113 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from vir.ops.decay import mask_2d, powers
-from vir.ops.forms_1d import carry
+from vir.ops.decay import mask_1d, mask_2d, powers
+from vir.ops.forms_1d import carry, concatenate
 
-PANEL = 16  # columns of a tile in the chunkwise form
+TILE_COLS = 16  # of a tile in the chunkwise form; its rows are those of the band
 
 
-def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, grid: tuple[int, int]) -> Tensor:
+def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, grid: tuple[int, int]) -> Tensor:
     """Ret = (q k^T * M) v with the 2D mask: all tokens at once, n x n scores."""
-    scores = q @ k.mT  # b h n n
+    scores = (q * scale) @ k.mT  # b h n n
     return scores.mul_(mask_2d(gamma, grid, class_token=q.shape[2] > grid[0] * grid[1])) @ v
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """r(x, y) = gamma r(x-1, y) + gamma r(x, y-1) - gamma^2 r(x-1, y-1) + k^T v: patch by patch."""
     forget = gamma[:, None, None]
-    cols = state.shape[2]
     above = list(state.unbind(2))
     out = []
-    for token, (q_n, k_n, v_n) in enumerate(zip(q.unbind(2), k.unbind(2), v.unbind(2), strict=True)):
-        x = token % cols
+    for n, (q_n, k_n, v_n) in enumerate(zip((q * scale).unbind(2), k.unbind(2), v.unbind(2), strict=True)):
+        x = n % len(above)
         if x == 0:
-            left = left_above = torch.zeros_like(above[0])
+            left = above_left = torch.zeros_like(above[0])
         added = k_n[..., :, None] * v_n[..., None, :]
-        here = forget * left + forget * above[x] - forget**2 * left_above + added  # b h k v
-        left, left_above, above[x] = here, above[x], here
+        here = forget * left + forget * above[x] - forget**2 * above_left + added
+        left, above_left, above[x] = here, above[x], here
         out.append((q_n[..., None, :] @ here).squeeze(-2))
     return torch.stack(out, dim=2), torch.stack(above, dim=2)
 
 
-def scan(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def scan(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """s_x(x, y) = gamma s_x(x-1, y) + k^T v along the row, then s(x, y) = gamma s(x, y-1) + s_x(x, y)."""
     forget = gamma[:, None, None, None]
     cols = state.shape[2]
+    across = mask_1d(gamma, cols)
     out = []
-    for q_row, k_row, v_row in zip(*(x.split(cols, dim=2) for x in (q, k, v)), strict=True):
-        along_row = carry(k_row[..., :, None] * v_row[..., None, :], gamma)
-        state = forget * state + along_row  # b h x k v
+    for q_row, k_row, v_row in zip(*(x.split(cols, dim=2) for x in (q * scale, k, v)), strict=True):
+        along_row = carry(k_row[..., :, None] * v_row[..., None, :], across)
+        state = torch.addcmul(along_row, forget, state)
         out.append((q_row[..., None, :] @ state).squeeze(-2))
-    return torch.cat(out, dim=2), state
+    return concatenate(out), state
 
 
 def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor, chunk: int
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Bands of `chunk` rows one after the other, each cut into tiles: linear in the rows and in the columns."""
-    cols = state.shape[2]
+    band = chunk * state.shape[2]
     out = []
-    for q_band, k_band, v_band in zip(*(x.split(chunk * cols, dim=2) for x in (q, k, v)), strict=True):
-        out_band, state = _band(q_band, k_band, v_band, gamma, state)
+    for q_band, k_band, v_band in zip(*(x.split(band, dim=2) for x in (q, k, v)), strict=True):
+        out_band, state = _band(q_band, k_band, v_band, gamma, scale, state)
         out.append(out_band)
-    return (out[0] if len(out) == 1 else torch.cat(out, dim=2)), state
+    return concatenate(out), state
 
 
-def _band(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """What a token sees is its own tile, the rest of its band to the left, and all that is above the band."""
+def _band(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A token sees its own tile, what is above the band, and the rest of the band to the left of its tile."""
     cols = state.shape[2]
     rows = q.shape[2] // cols
-    tiles = ceil(cols / PANEL)
+    tiles = ceil(cols / TILE_COLS)
     width = ceil(cols / tiles)
-    missing = tiles * width - cols  # columns without content complete the last tile
+    missing = tiles * width - cols  # empty columns complete the last tile
 
     def tiled(x: Tensor) -> Tensor:
-        x = F.pad(x.unflatten(2, (rows, cols)), (0, 0, 0, missing)) if missing else x.unflatten(2, (rows, cols))
-        return rearrange(x, "b h y (t x) d -> b h t y x d", t=tiles)
+        x = x.unflatten(2, (rows, cols))
+        x = F.pad(x, (0, 0, 0, missing)) if missing else x
+        return rearrange(x, "b h y (t x) d -> b h t y x d", t=tiles).contiguous()
 
     q, k, v = tiled(q), tiled(k), tiled(v)
-    state = rearrange(F.pad(state, (0, 0, 0, 0, 0, missing)), "b h (t x) k v -> b h t x k v", t=tiles)
+    state = F.pad(state, (0, 0, 0, 0, 0, missing)) if missing else state
+    state = state.unflatten(2, (tiles, width))  # b h t x k v
+    down, across = powers(gamma, rows + 1), powers(gamma, width + 1)  # from 0 steps up
 
     # Its own tile: masked scores.
     q_tile, k_tile, v_tile = (x.flatten(3, 4) for x in (q, k, v))
-    scores = (q_tile @ k_tile.mT).mul_(mask_2d(gamma, (rows, width))[:, None])
+    scores = (q_tile @ k_tile.mT).mul_(mask_2d(gamma, (rows, width))[:, None] * scale)
     out = (scores @ v_tile).unflatten(3, (rows, width))  # b h t y x v
 
-    # Above the band: the state of its column, which already holds everything to the left.
-    below = powers(gamma, rows, first=1)[:, None, :, None, None]
-    out = out + (q.transpose(3, 4) @ state).transpose(3, 4) * below
+    # Above the band: the state of its column, which holds everything to the left as well.
+    above = (q.transpose(3, 4) @ state).transpose(3, 4)
+    out = torch.addcmul(out, above, scale * down[:, None, 1:, None, None])
 
-    # What the band adds to each column, seen from its last row.
-    fade_down = powers(gamma, rows).flip(-1)[:, None, :, None, None]
-    columns = k.permute(0, 1, 2, 4, 5, 3) @ (v * fade_down).transpose(3, 4)  # b h t x k v
-    state = gamma[:, None, None, None, None] ** rows * state + carry(columns, gamma, dim=3)
+    # What the band adds to each column, seen from the band's last row.
+    fading = v * down[:, None, :-1, None, None].flip(2)
+    columns = k.permute(0, 1, 2, 4, 5, 3) @ fading.transpose(3, 4)  # b h t x k v
 
-    # The band to the left of the tile: one state for each row at the tile's edge.
     if tiles > 1:
-        fade_right = powers(gamma, width).flip(-1)[:, None, None, :, None]
-        edges = k.mT @ (v * fade_right)  # b h t y k v
-        edges = carry(edges[:, :, :-1], gamma**width)  # at the right edge of every tile but the last
-        edges = carry(edges, gamma, dim=3)  # with the rows of the band above
-        right = powers(gamma, width, first=1)
-        from_left = (q[:, :, 1:] @ edges) * right[:, None, None, :, None]
-        out = torch.cat([out[:, :, :1], out[:, :, 1:] + from_left], dim=2)
-        left_state = edges[:, :, :, -1:] * right[:, None, :, None, None]
-        state = torch.cat([state[:, :, :1], state[:, :, 1:] + left_state], dim=2)
+        # To the left of the tile: a state for each row at the tile's edge.
+        edges = k.mT @ (v * across[:, None, None, :-1, None].flip(3))  # b h t y k v
+        earlier = F.pad(mask_1d(gamma**width, tiles - 1), (0, 1, 1, 0))  # the tiles before this one
+        seen = torch.einsum("htT,hyY->htyTY", earlier, mask_1d(gamma, rows)).flatten(3, 4).flatten(1, 2)
+        edges = carry(edges.flatten(2, 3), seen).view_as(edges)
+        out = torch.addcmul(out, q @ edges, scale * across[:, None, None, 1:, None])
+        # Its last row goes on into the tile's columns, through the first of them.
+        columns[:, :, :, 0] += gamma[:, None, None, None] * edges[:, :, :, -1]
 
+    state = torch.addcmul(carry(columns, mask_1d(gamma, width)[:, None]), state, down[:, -1, None, None, None, None])
     out = rearrange(out, "b h t y x d -> b h y (t x) d")[..., :cols, :]
-    return out.flatten(2, 3), rearrange(state, "b h t x k v -> b h (t x) k v")[:, :, :cols]
+    return out.flatten(2, 3), state.flatten(2, 3)[:, :, :cols]
 
 
-def class_token(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def class_token(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """The class token sees gamma times the state of the last patch, and itself."""
     state = gamma[:, None, None, None] * state
-    itself = k.mT @ v  # b h k v
-    state = torch.cat([state[:, :, :-1], (state[:, :, -1] + itself)[:, :, None]], dim=2)
-    return q @ state[:, :, -1], state
+    state = torch.cat([state[:, :, :-1], state[:, :, -1:] + (k.mT @ v)[:, :, None]], dim=2)
+    return (q * scale) @ state[:, :, -1], state

@@ -1,16 +1,18 @@
 """The operators: check the arguments, choose a form, compute in full precision, return the caller's dtype."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from vir.ops import checks, forms_1d, forms_2d
-from vir.ops.dispatch import Form, Plan, plan_1d, plan_2d
+from vir.ops.dispatch import CPU_TOKENS, Form, Plan, Stateful, plan_1d, plan_2d, stateful_1d, stateful_2d
 
-# Forms that carry a state: (q, k, v, gamma, state, plan) -> out, state.
-Stateful = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+class Where(TypedDict):
+    device: str
+    gradients: bool
 
 
 def retention_1d(
@@ -29,13 +31,14 @@ def retention_1d(
     numbers; `plan_1d` tells which one runs.
     """
     checks.check_qkv("retention_1d", q, k, v, gamma)
-    plan = plan_1d(q.shape[1], form, chunk)
+    plan = plan_1d(q.shape[1], form=form, chunk=chunk, **_where(q, k, v))
     with _no_autocast(q):
-        qh, kh, vh, gamma = _heads_first(q, k, v, gamma, scale)
+        qkv = _heads_first(q, k, v)
+        decay = gamma.to(qkv[0].dtype), _scale(q, scale)
         if plan.form == "parallel":
-            out = forms_1d.parallel(qh, kh, vh, gamma)
+            out = forms_1d.parallel(*qkv, *decay)
         else:
-            out, _ = _run_1d(qh, kh, vh, gamma, _no_state(kh, vh), plan)
+            out, _ = _by_samples(stateful_1d(plan), *qkv, *decay, _no_state(*qkv))
         return out.transpose(1, 2).to(v.dtype)
 
 
@@ -49,18 +52,19 @@ def retention_1d_stream(
     chunk: int | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention over a sequence that comes in pieces: feed the returned state back with the next piece.
+    """Retention over a sequence that comes in pieces: pass the returned state on with the next piece.
 
-    The state is `b h k v`, float32 (float64 for float64 tokens): what the last token sees.
+    The state is `b h k v` in float32 (float64 for float64 tokens): what the last token sees.
     """
     op = "retention_1d_stream"
     checks.check_qkv(op, q, k, v, gamma)
-    plan = plan_1d(q.shape[1], "recurrent" if q.shape[1] == 1 else "chunkwise", chunk)
+    plan = plan_1d(q.shape[1], form="recurrent" if q.shape[1] == 1 else "chunkwise", chunk=chunk)
     if state is not None:
         checks.check_state(op, state, (q.shape[0], q.shape[2], q.shape[3], v.shape[3]), like=q)
     with _no_autocast(q):
-        qh, kh, vh, gamma = _heads_first(q, k, v, gamma, scale)
-        out, state = _run_1d(qh, kh, vh, gamma, _no_state(kh, vh) if state is None else state, plan)
+        qkv = _heads_first(q, k, v)
+        state = _no_state(*qkv) if state is None else state
+        out, state = _by_samples(stateful_1d(plan), *qkv, gamma.to(state.dtype), _scale(q, scale), state)
         return out.transpose(1, 2).to(v.dtype), state
 
 
@@ -82,13 +86,14 @@ def retention_2d(
     """
     checks.check_qkv("retention_2d", q, k, v, gamma)
     checks.check_grid("retention_2d", q.shape[1], grid)
-    plan = plan_2d(grid, form, chunk)
+    plan = plan_2d(grid, form=form, chunk=chunk, **_where(q, k, v))
     with _no_autocast(q):
-        qh, kh, vh, gamma = _heads_first(q, k, v, gamma, scale)
+        qkv = _heads_first(q, k, v)
+        decay = gamma.to(qkv[0].dtype), _scale(q, scale)
         if plan.form == "parallel":
-            out = forms_2d.parallel(qh, kh, vh, gamma, grid)
+            out = forms_2d.parallel(*qkv, *decay, grid)
         else:
-            out, _ = _run_2d(qh, kh, vh, gamma, _no_state(kh, vh, grid[1]), plan)
+            out, _ = _rows_then_class_token(*qkv, *decay, _no_state(*qkv, cols=grid[1]), plan)
         return out.transpose(1, 2).to(v.dtype)
 
 
@@ -103,58 +108,69 @@ def retention_2d_stream(
     chunk: int | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention on a grid that comes in bands of whole rows, the class token last of all, with or without a band.
+    """Retention on a grid that comes in bands of whole rows, the class token last of all, with a band or alone.
 
-    The state is `b h cols k v`, float32 (float64 for float64 tokens): what each column of the last row sees.
+    The state is `b h cols k v` in float32 (float64 for float64 tokens): what each column of the last row sees.
     """
     op = "retention_2d_stream"
     checks.check_qkv(op, q, k, v, gamma)
     checks.check_cols(op, q.shape[1], cols)
-    plan = plan_2d((max(1, q.shape[1] // cols), cols), "chunkwise", chunk)
+    plan = plan_2d((q.shape[1] // cols, cols), form="chunkwise", chunk=chunk)
     if state is not None:
         checks.check_state(op, state, (q.shape[0], q.shape[2], cols, q.shape[3], v.shape[3]), like=q)
     with _no_autocast(q):
-        qh, kh, vh, gamma = _heads_first(q, k, v, gamma, scale)
-        out, state = _run_2d(qh, kh, vh, gamma, _no_state(kh, vh, cols) if state is None else state, plan)
+        qkv = _heads_first(q, k, v)
+        state = _no_state(*qkv, cols=cols) if state is None else state
+        out, state = _rows_then_class_token(*qkv, gamma.to(state.dtype), _scale(q, scale), state, plan)
         return out.transpose(1, 2).to(v.dtype), state
 
 
-def _run_1d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    if plan.chunk is None:
-        return forms_1d.recurrent(q, k, v, gamma, state)
-    return forms_1d.chunkwise(q, k, v, gamma, state, plan.chunk)
-
-
-def _run_2d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Whole rows by the planned form, then the class token if one is left."""
+def _rows_then_class_token(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor]:
     n, cols = q.shape[2], state.shape[2]
-    patches = n - n % cols if cols > 1 else n  # in a single column the class token is one more row
+    patches = n - n % cols  # in a single column the class token is one more row
     out = []
     if patches:
         rows = (x[:, :, :patches] for x in (q, k, v))
-        if plan.form == "recurrent":
-            out_rows, state = forms_2d.recurrent(*rows, gamma, state)
-        elif plan.form == "scan":
-            out_rows, state = forms_2d.scan(*rows, gamma, state)
-        else:
-            out_rows, state = forms_2d.chunkwise(*rows, gamma, state, plan.chunk)
+        out_rows, state = _by_samples(stateful_2d(plan), *rows, gamma, scale, state)
         out.append(out_rows)
     if patches < n:
-        out_class, state = forms_2d.class_token(*(x[:, :, patches:] for x in (q, k, v)), gamma, state)
+        token = (x[:, :, patches:] for x in (q, k, v))
+        out_class, state = forms_2d.class_token(*token, gamma, scale, state)
         out.append(out_class)
-    return (out[0] if len(out) == 1 else torch.cat(out, dim=2)), state
+    return forms_1d.concatenate(out), state
 
 
-def _heads_first(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float | None) -> tuple[Tensor, ...]:
-    """`b n h d` in any dtype to `b h n d` in the accumulator's, the query scaled."""
+def _by_samples(
+    form: Stateful, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """On a CPU a few samples at a time: their states stay in the cache, which halves the time of a batch."""
+    samples = max(1, CPU_TOKENS // q.shape[2])
+    if q.device.type != "cpu" or samples >= q.shape[0] or torch.compiler.is_compiling():
+        return form(q, k, v, gamma, scale, state)
+    parts = zip(*(x.split(samples) for x in (q, k, v, state)), strict=True)
+    done = [form(*qkv, gamma, scale, part) for *qkv, part in parts]
+    return torch.cat([out for out, _ in done]), torch.cat([part for _, part in done])
+
+
+def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`b n h d` in any dtype to `b h n d` in the accumulator's."""
     dtype = checks.accumulator(q.dtype)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v = (x.transpose(1, 2).to(dtype).contiguous() for x in (q, k, v))
-    return q * scale, k, v, gamma.to(dtype)
+    return q.transpose(1, 2).to(dtype), k.transpose(1, 2).to(dtype), v.transpose(1, 2).to(dtype)
 
 
-def _no_state(k: Tensor, v: Tensor, *cols: int) -> Tensor:
-    return k.new_zeros(*k.shape[:2], *cols, k.shape[3], v.shape[3])
+def _where(q: Tensor, k: Tensor, v: Tensor) -> Where:
+    needs = q.requires_grad or k.requires_grad or v.requires_grad
+    return {"device": q.device.type, "gradients": torch.is_grad_enabled() and needs}
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _no_state(q: Tensor, k: Tensor, v: Tensor, cols: int | None = None) -> Tensor:
+    return k.new_zeros(*k.shape[:2], *([] if cols is None else [cols]), k.shape[3], v.shape[3])
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:

@@ -1,0 +1,1 @@
+"""Modules that own parameters: tokens, multi-head retention, blocks."""

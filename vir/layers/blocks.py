@@ -1,0 +1,62 @@
+"""The block that ViR and HViR share, and the paper's ablations of it."""
+
+from typing import Any, Literal
+
+from timm.layers import DropPath, LayerScale, Mlp
+from torch import Tensor, nn
+
+from vir.layers.patches import Grid
+from vir.layers.retention import MultiHeadRetention, Retention
+
+# The paper's component study (its section 5.1), each by name; None is the model itself.
+Ablation = Literal["gated", "no_class_token", "scaled_key", "multipass"]
+ABLATIONS: tuple[Ablation, ...] = ("gated", "no_class_token", "scaled_key", "multipass")
+
+
+def check_ablation(model: str, ablation: Ablation | None, known: tuple[Ablation, ...] = ABLATIONS) -> None:
+    if ablation is not None and ablation not in known:
+        raise ValueError(f"{model}: ablation={ablation!r}, expected None or one of {', '.join(map(repr, known))}.")
+
+
+def depth_for(depth: int, ablation: Ablation | None) -> int:
+    """A gate adds a thirteenth matrix to the twelve of a block: fewer blocks keep the number of parameters."""
+    return round(depth * 12 / 13) if ablation == "gated" else depth
+
+
+class RetentionBlock(nn.Module):
+    """Z' = MHR(LN(Z)) + Z, then Z = MLP(LN(Z')) + Z', both scaled by LayerScale."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        retention: Retention,
+        *,
+        ablation: Ablation | None = None,
+        init_values: float | None = 1e-5,
+        proj_drop: float = 0.0,
+        drop_path: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6, **dd)
+        self.retention = MultiHeadRetention(
+            dim,
+            heads,
+            retention,
+            gated=ablation == "gated",
+            scaled="key" if ablation == "scaled_key" else "query",
+            **dd,
+        )
+        self.ls1 = LayerScale(dim, init_values, **dd) if init_values else nn.Identity()
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6, **dd)
+        self.mlp = Mlp(dim, 4 * dim, drop=proj_drop, **dd)
+        self.ls2 = LayerScale(dim, init_values, **dd) if init_values else nn.Identity()
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path1(self.ls1(self.retention(self.norm1(x), grid)))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))

@@ -1,0 +1,86 @@
+"""Multi-head retention: the layer that stands where a ViT has self-attention."""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNormFp32
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from vir import ops
+from vir.layers.patches import Grid
+from vir.ops.checks import check_chunk, check_form
+from vir.ops.decay import DecayKind
+
+Retention = Literal["1d", "2d"]
+FORMS = {"1d": ops.FORMS_1D, "2d": ops.FORMS_2D}
+
+
+@register_notrace_module
+class MultiHeadRetention(nn.Module):
+    """MHR(z) = W_o LN([Ret_1(z); ...; Ret_h(z)]), each head with its own constant decay.
+
+    The decay is a function of the number of heads, not a buffer: `model.bfloat16()` would round 0.998 to 1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        retention: Retention = "1d",
+        *,
+        gated: bool = False,
+        scaled: Literal["query", "key"] = "query",
+        decay: DecayKind = "log",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if retention not in FORMS:
+            raise ValueError(f"retention={retention!r}, expected '1d' or '2d'.")
+        if dim % heads:
+            raise ValueError(f"dim={dim} is not divisible by heads={heads}: choose heads that divide it.")
+        self.heads = heads
+        self.retention = retention
+        self.scaled = scaled
+        self.decay = decay
+        self.form: ops.Form = "auto"
+        self.chunk: int | None = None
+        self.qkv = nn.Linear(dim, 3 * dim, device=device, dtype=dtype)
+        self.gate = nn.Linear(dim, dim, device=device, dtype=dtype) if gated else None
+        self.norm = LayerNormFp32(dim, device=device, dtype=dtype)
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
+
+    def set_form(self, form: ops.Form, chunk: int | None = None) -> None:
+        """Choose how retention is computed; the numbers stay the same."""
+        check_form(f"set_form (retention {self.retention})", form, FORMS[self.retention])
+        check_chunk("set_form", chunk)
+        self.form, self.chunk = form, chunk
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # b n h d
+        if q.dtype == torch.float16:  # a sum over thousands of tokens can leave its range before the norm
+            q, k, v = q.float(), k.float(), v.float()
+        scale = None
+        if self.scaled == "key":
+            k, scale = k * k.shape[-1] ** -0.5, 1.0
+        gamma = ops.decay(self.heads, self.decay, device=x.device)
+        if self.retention == "1d":
+            out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale)
+        else:
+            out = ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale)
+        out = self.norm(out.flatten(2)).to(x.dtype)
+        if self.gate is not None:
+            out = F.silu(self.gate(x)) * out
+        return self.proj(out)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, retention={self.retention}, form={self.form}, chunk={self.chunk}"
+
+
+def set_form(model: nn.Module, form: ops.Form, chunk: int | None = None) -> None:
+    """Set the form of every retention layer of a model."""
+    for module in model.modules():
+        if isinstance(module, MultiHeadRetention):
+            module.set_form(form, chunk)
