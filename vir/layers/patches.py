@@ -2,11 +2,13 @@
 
 import torch
 from timm.layers import resample_abs_pos_embed
+from timm.models import register_notrace_function
 from torch import Tensor
 
 Grid = tuple[int, int]  # rows, cols
 
 
+@register_notrace_function
 def add_positions(patches: Tensor, positions: Tensor, trained_grid: Grid) -> Tensor:
     """Add learned positions, resampled when the image has another size than the one they were learned at."""
     rows, cols = patches.shape[1], patches.shape[2]

@@ -6,8 +6,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from timm.layers import ClassifierHead, DropPath, LayerNorm2d, calculate_drop_path_rates
+from timm.layers import ClassifierHead, DropPath, LayerNorm2d, calculate_drop_path_rates, get_device_dtype
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -115,7 +114,7 @@ class HybridVisionRetention(nn.Module):
         self.num_features = self.head_hidden_size = dims[-1]
 
         depths = (*depths[:2], *(depth_for(depth, ablation) for depth in depths[2:]))  # type: ignore[assignment]
-        drop_path = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        drop_path: list[Any] = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = _stem(in_chans, stem_dim, dims[0], **dd)
         stages: list[nn.Module] = []
         for i, dim in enumerate(dims):
@@ -125,9 +124,15 @@ class HybridVisionRetention(nn.Module):
                 continue
             blocks = [
                 RetentionBlock(
-                    dim, heads[i - 2], retention, ablation=ablation, init_values=init_values,
-                    proj_drop=proj_drop_rate, drop_path=drop, **dd,
-                )  # fmt: skip
+                    dim,
+                    heads[i - 2],
+                    retention,
+                    ablation=ablation,
+                    init_values=init_values,
+                    proj_drop=proj_drop_rate,
+                    drop_path=drop,
+                    **dd,
+                )
                 for drop in drop_path[i]
             ]
             stages.append(RetentionStage(downsample, blocks, multipass=ablation == "multipass"))
@@ -135,7 +140,7 @@ class HybridVisionRetention(nn.Module):
         self.feature_info = [
             {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(dims)
         ]
-        self.norm = nn.BatchNorm2d(dims[-1], **dd)
+        self.norm: nn.Module = nn.BatchNorm2d(dims[-1], **dd)
         self.head = ClassifierHead(dims[-1], num_classes, global_pool, drop_rate, **dd)
         self.init_weights()
 
@@ -166,7 +171,7 @@ class HybridVisionRetention(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
+        self.head.reset(num_classes, global_pool, **get_device_dtype(self))
         self.head.apply(init_linear)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -214,7 +219,7 @@ class HybridVisionRetention(nn.Module):
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: HybridVisionRetention) -> dict[str, Tensor]:
     """Unwrap a training checkpoint; nothing in HViR depends on the image size."""
-    return dict(state_dict.get("model", state_dict.get("state_dict", state_dict)))  # type: ignore[call-overload]
+    return dict(state_dict.get("model", state_dict.get("state_dict", state_dict)))
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:

@@ -8,7 +8,13 @@ from math import isqrt
 from typing import Any, Literal
 
 import torch
-from timm.layers import PatchEmbed, get_device_dtype, resample_abs_pos_embed, resample_patch_embed, trunc_normal_
+from timm.layers import (
+    PatchEmbed,
+    get_device_dtype,
+    resample_abs_pos_embed,
+    resample_patch_embed,
+    trunc_normal_,
+)
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -59,25 +65,30 @@ class VisionRetention(nn.Module):
         self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim, **dd))
         has_class_token = ablation != "no_class_token"
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd)) if has_class_token else None
-        self.global_pool = self._check_pool(global_pool or ("token" if has_class_token else "avg"))
-        if global_pool == "":
-            self.global_pool = ""
+        default_pool: Pool = "token" if has_class_token else "avg"
+        self.global_pool = self._check_pool(default_pool if global_pool is None else global_pool)
         self.pos_drop = nn.Dropout(pos_drop_rate)
 
         depth = depth_for(depth, ablation)
         drop_path = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
         self.blocks = nn.ModuleList(
             RetentionBlock(
-                embed_dim, heads, retention, ablation=ablation, init_values=init_values,
-                proj_drop=proj_drop_rate, drop_path=drop_path[i], **dd,
-            )  # fmt: skip
+                embed_dim,
+                heads,
+                retention,
+                ablation=ablation,
+                init_values=init_values,
+                proj_drop=proj_drop_rate,
+                drop_path=drop_path[i],
+                **dd,
+            )
             for i in range(depth)
         )
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(depth)
         ]
-        self.norm = nn.LayerNorm(embed_dim, eps=1e-6, **dd)
+        self.norm: nn.Module = nn.LayerNorm(embed_dim, eps=1e-6, **dd)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes else nn.Identity()
         self.init_weights()
@@ -213,7 +224,7 @@ class VisionRetention(nn.Module):
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: VisionRetention) -> dict[str, Tensor]:
     """Fit positions and patch weights of a checkpoint to the image and patch size of the model."""
-    state_dict = dict(state_dict.get("model", state_dict.get("state_dict", state_dict)))  # type: ignore[call-overload]
+    state_dict = dict(state_dict.get("model", state_dict.get("state_dict", state_dict)))
     weight = state_dict.get("patch_embed.proj.weight")
     if weight is not None and weight.shape[-2:] != model.patch_embed.proj.weight.shape[-2:]:
         state_dict["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))

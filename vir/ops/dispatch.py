@@ -76,11 +76,13 @@ def _kind(device: str) -> str:
 
 def stateful_1d(plan: Plan) -> Stateful:
     """The planned form with a state in and out."""
-    chunkwise = partial(forms_1d.chunkwise, chunk=plan.chunk)
-    return {"recurrent": forms_1d.recurrent, "chunkwise": chunkwise}[plan.form]
+    chunkwise = partial(forms_1d.chunkwise, chunk=plan.chunk or CHUNK_TOKENS)
+    forms: dict[str, Stateful] = {"recurrent": forms_1d.recurrent, "chunkwise": chunkwise}
+    return forms[plan.form]
 
 
 def stateful_2d(plan: Plan) -> Stateful:
     """The planned form on whole rows, with a state in and out."""
-    chunkwise = partial(forms_2d.chunkwise, chunk=plan.chunk)
-    return {"recurrent": forms_2d.recurrent, "scan": forms_2d.scan, "chunkwise": chunkwise}[plan.form]
+    chunkwise = partial(forms_2d.chunkwise, chunk=plan.chunk or CHUNK_ROWS)
+    forms: dict[str, Stateful] = {"recurrent": forms_2d.recurrent, "scan": forms_2d.scan, "chunkwise": chunkwise}
+    return forms[plan.form]

@@ -3,6 +3,8 @@
 Inside this file heads come before tokens: q, k are `b h n d`, v is `b h n e`, a state is `b h d e`.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,7 @@ def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float) -> Te
     return scores.mul_(mask_1d(gamma, q.shape[2])) @ v
 
 
-def recurrent(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """s_n = gamma s_(n-1) + k_n^T v_n and Ret_n = q_n s_n: one token after the other."""
     forget = gamma[:, None, None]
     out = []
@@ -36,20 +36,18 @@ def chunkwise(
     n = q.shape[2]
     whole = n - n % chunk
     starts = [*range(0, whole, chunk * CHUNKS_AT_ONCE), whole]
-    pieces = [(start, stop, chunk) for start, stop in zip(starts, starts[1:], strict=False)]
+    pieces = [(start, stop, chunk) for start, stop in pairwise(starts)]
     if whole < n:
         pieces.append((whole, n, n - whole))  # what is left is one shorter chunk
     out = []
     for start, stop, length in pieces:
-        piece = (x[:, :, start:stop].unflatten(2, (-1, length)).contiguous() for x in (q, k, v))
-        out_piece, state = _chunks(*piece, gamma, scale, state)
+        q_m, k_m, v_m = (x[:, :, start:stop].unflatten(2, (-1, length)).contiguous() for x in (q, k, v))
+        out_piece, state = _chunks(q_m, k_m, v_m, gamma, scale, state)
         out.append(out_piece)
     return concatenate(out), state
 
 
-def _chunks(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _chunks(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """R_m = gamma^C R_(m-1) + k_m^T (v_m * zeta) and Ret_m = (q_m k_m^T * M) v_m + (q_m R_(m-1)) * xi."""
     chunks, length = q.shape[2:4]  # b h m c d
     mask = mask_1d(gamma, length)[:, None] * scale

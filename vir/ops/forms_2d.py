@@ -23,9 +23,7 @@ def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, grid:
     return scores.mul_(mask_2d(gamma, grid, class_token=q.shape[2] > grid[0] * grid[1])) @ v
 
 
-def recurrent(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """r(x, y) = gamma r(x-1, y) + gamma r(x, y-1) - gamma^2 r(x-1, y-1) + k^T v: patch by patch."""
     forget = gamma[:, None, None]
     above = list(state.unbind(2))
@@ -66,9 +64,7 @@ def chunkwise(
     return concatenate(out), state
 
 
-def _band(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _band(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """A token sees its own tile, what is above the band, and the rest of the band to the left of its tile."""
     cols = state.shape[2]
     rows = q.shape[2] // cols
@@ -114,9 +110,7 @@ def _band(
     return out.flatten(2, 3), state.flatten(2, 3)[:, :, :cols]
 
 
-def class_token(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def class_token(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """The class token sees gamma times the state of the last patch, and itself."""
     state = gamma[:, None, None, None] * state
     state = torch.cat([state[:, :, :-1], state[:, :, -1:] + (k.mT @ v)[:, :, None]], dim=2)

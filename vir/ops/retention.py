@@ -132,11 +132,11 @@ def _rows_then_class_token(
     patches = n - n % cols  # in a single column the class token is one more row
     out = []
     if patches:
-        rows = (x[:, :, :patches] for x in (q, k, v))
+        rows = q[:, :, :patches], k[:, :, :patches], v[:, :, :patches]
         out_rows, state = _by_samples(stateful_2d(plan), *rows, gamma, scale, state)
         out.append(out_rows)
     if patches < n:
-        token = (x[:, :, patches:] for x in (q, k, v))
+        token = q[:, :, patches:], k[:, :, patches:], v[:, :, patches:]
         out_class, state = forms_2d.class_token(*token, gamma, scale, state)
         out.append(out_class)
     return forms_1d.concatenate(out), state
@@ -149,9 +149,10 @@ def _by_samples(
     samples = max(1, CPU_TOKENS // q.shape[2])
     if q.device.type != "cpu" or samples >= q.shape[0] or torch.compiler.is_compiling():
         return form(q, k, v, gamma, scale, state)
-    parts = zip(*(x.split(samples) for x in (q, k, v, state)), strict=True)
-    done = [form(*qkv, gamma, scale, part) for *qkv, part in parts]
-    return torch.cat([out for out, _ in done]), torch.cat([part for _, part in done])
+    parts = zip(q.split(samples), k.split(samples), v.split(samples), state.split(samples), strict=True)
+    done = [form(q_i, k_i, v_i, gamma, scale, state_i) for q_i, k_i, v_i, state_i in parts]
+    outs, states = zip(*done, strict=True)
+    return torch.cat(outs), torch.cat(states)
 
 
 def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,104 @@
+"""One helper for every equality: output, state and all gradients against the float64 definition."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from vir.ops import naive
+
+# Largest relative error ||a - b|| / ||b||; for half precision it is the rounding of what goes in and comes out.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+DTYPES = list(TOLERANCE)
+HEAD_SIZES = [(16, 16), (40, 40), (49, 64), (64, 64)]  # of k and of v
+GAMMA = (0.5, 0.97, 0.998)  # one head that forgets at once, two of the models'
+
+Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs, and what the definition makes of them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gamma: Tensor
+    grad_out: Tensor
+    grad_state: Tensor
+    out: Tensor
+    state: Tensor
+    grads: tuple[Tensor, ...]  # of q, k, v through the output
+    grads_through_both: tuple[Tensor, ...]  # through output and state
+
+
+def inputs(n: int, d: int, e: int, batch: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, gamma in float64, of values that every dtype holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, n, len(GAMMA))
+    q, k, v = (_exact(torch.randn(*shape, size, generator=generator)) for size in (d, d, e))
+    return q, k, v, torch.tensor(GAMMA, dtype=torch.float64)
+
+
+@cache
+def case_1d(n: int, d: int, e: int) -> Case:
+    return _case(n, d, e, naive.retention_1d, naive.state_1d)
+
+
+@cache
+def case_2d(grid: tuple[int, int], class_token: bool, d: int, e: int) -> Case:
+    return _case(
+        grid[0] * grid[1] + class_token,
+        d,
+        e,
+        lambda q, k, v, gamma: naive.retention_2d(q, k, v, gamma, grid),
+        lambda k, v, gamma: naive.state_2d(k, v, gamma, grid),
+    )
+
+
+def _case(n: int, d: int, e: int, define_out: Callable, define_state: Callable) -> Case:
+    *qkv, gamma = inputs(n, d, e)
+    qkv = [x.requires_grad_() for x in qkv]
+    out, state = define_out(*qkv, gamma), define_state(*qkv[1:], gamma)
+    grad_out, grad_state = _exact(torch.randn_like(out)), _exact(torch.randn_like(state))
+    grads = torch.autograd.grad(out, qkv, grad_out, retain_graph=True)
+    both = torch.autograd.grad([out, state], qkv, [grad_out, grad_state])
+    q, k, v = (x.detach() for x in qkv)
+    return Case(q, k, v, gamma, grad_out, grad_state, out.detach(), state.detach(), grads, both)
+
+
+def check(run: Run, case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
+    """`run(q, k, v, gamma) -> out, state` agrees with the definition; a state of None is not compared."""
+    q, k, v = (x.to(device, dtype).requires_grad_() for x in (case.q, case.k, case.v))
+    gamma = case.gamma.to(device, torch.float64 if dtype == torch.float64 else torch.float32)
+    out, state = run(q, k, v, gamma)
+    assert out.dtype == dtype
+    close("out", out, case.out, dtype)
+    if state is None:
+        grads = torch.autograd.grad(out, (q, k, v), case.grad_out.to(out))
+        expected = case.grads
+    else:
+        assert state.dtype == gamma.dtype, "a state is kept in full precision"
+        close("state", state, case.state, dtype)
+        grads = torch.autograd.grad([out, state], (q, k, v), [case.grad_out.to(out), case.grad_state.to(state)])
+        expected = case.grads_through_both
+    for name, grad, want in zip("qkv", grads, expected, strict=True):
+        close(f"d{name}", grad, want, dtype)
+
+
+def close(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == want.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    error = relative_error(got, want)
+    assert error <= TOLERANCE[dtype], f"{name}: relative error {error:.2e} in {dtype}"  # NaN fails as well
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach().double().cpu(), want.detach().double().cpu()
+    return ((got - want).norm() / want.norm()).item()
+
+
+def _exact(x: Tensor) -> Tensor:
+    """Round to what bf16 and fp16 both hold."""
+    return x.bfloat16().half().double()

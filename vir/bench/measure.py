@@ -1,0 +1,118 @@
+"""How time and memory are measured here."""
+
+import ctypes
+import gc
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+import vir
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: the median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles as a share of the median."""
+        return (self.high - self.low) / self.median
+
+
+def time_each(calls: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, Timing]:
+    """Time several calls in turn, so that a busy machine slows them all alike; one round before is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 1):
+        for name, call in calls.items():
+            _synchronize()
+            start = time.perf_counter()
+            call()
+            _synchronize()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: _timing(values) for name, values in seconds.items()}
+
+
+def _timing(seconds: list[float]) -> Timing:
+    if len(seconds) == 1:
+        return Timing(seconds[0], seconds[0], seconds[0], 1)
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return Timing(median, low, high, len(seconds))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak_memory(call: Callable[[], Any]) -> int | None:
+    """Bytes of memory that a call needs on the CPU beyond what was in use before; None where that is not told.
+
+    Linux keeps the process's highest resident size and lets it be reset.
+    """
+    status = Path("/proc/self/status")
+    reset = Path("/proc/self/clear_refs")
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory kept for later would hide the peak
+        reset.write_text("5")
+    except (OSError, AttributeError):
+        return None
+    before = _status_bytes(status, "VmRSS")
+    call()
+    return max(0, _status_bytes(status, "VmHWM") - before)
+
+
+def _status_bytes(status: Path, field: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def provenance(device: str, dtype: str) -> dict[str, Any]:
+    """What a number must carry to be believed."""
+    hardware = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
+    )
+    return {
+        "hardware": hardware,
+        "dtype": dtype,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "vir": vir.__version__,
+        "commit": _commit(),
+        "date": date.today().isoformat(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    return names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit of the checkout that runs, marked where files were changed; empty outside a checkout."""
+    folder = Path(vir.__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "--short", "HEAD")
+        return f"{commit} with changes" if commit and git("status", "--porcelain", "--", ".") else commit
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,172 @@
+"""The command `vir`: parse, call, print."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import vir
+
+app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
+bench = typer.Typer(help="Measure speed and memory against what you would use instead.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+console = Console()
+
+Threads = Annotated[int, typer.Option(help="CPU threads to use.")]
+Repeats = Annotated[int, typer.Option(help="How often each call is timed; the median is shown.", min=1)]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        console.print(f"vision-retention {vir.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def models() -> None:
+    """List every model: parameters, multiply-adds, and the paper's figures beside them."""
+    from vir.models.catalog import entries
+
+    table = Table("model", "px", "params M", "GMACs", "paper: params M", "GMACs", "top-1 %", "remark")
+    for column in table.columns[1:7]:
+        column.justify = "right"
+    with console.status("counting"):
+        rows = entries()
+    for row in rows:
+        paper, remark = ("", "", ""), "ours, for small work"
+        if row.printed:
+            mark = "*" if row.printed.erratum else ""
+            paper = (
+                f"{row.printed.params:.1f}{mark}",
+                f"{row.printed.gmacs:.1f}{mark}",
+                f"{row.printed.top1:.1f}",
+            )
+            remark = f"* the paper {row.printed.erratum}" if mark else ""
+        table.add_row(row.name, str(row.size), f"{row.params:.2f}", f"{row.gmacs:.2f}", *paper, remark)
+    console.print(table)
+    console.print(
+        "Multiply-adds of convolutions and linear layers, as the paper counts. Its accuracies come from code whose "
+        "training form differs from its formulas: they are not promised here."
+    )
+
+
+@app.command()
+def demo(
+    image: Annotated[Path | None, typer.Option(help="Your photograph; a cat from scikit-image by default.")] = None,
+    sizes: Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.")] = None,
+) -> None:
+    """Classify a photograph with ViR-S/16 in the three forms: same logits, other time and memory."""
+    from vir.demo import FORMS, MODEL, best_classes, photograph, run
+
+    try:
+        picture = photograph(image)
+    except ValueError as error:
+        _fail(str(error))
+    sizes = sizes or [224, 1024]
+    name = image.name if image else "the cat Chelsea (scikit-image)"
+    console.print(f"{MODEL} on {name}, {picture.width} x {picture.height} px")
+    console.print("[yellow]The weights are random until trained ones ship: the classes below mean nothing yet.[/]")
+    table = Table("px", "form", "time", "peak memory", "largest difference of logits", "answer")
+    with console.status("") as status:
+        results = run(picture, sizes)
+        for size in sizes:
+            for form in FORMS:
+                status.update(f"{size} px, {form}")
+                result = next(results)
+                best, probability = best_classes(result.logits, 1)[0]
+                table.add_row(
+                    str(size), form, f"{1e3 * result.seconds:.0f} ms", _megabytes(result.peak_bytes),
+                    f"{result.difference:.1e}", f"{best} ({probability:.1%})", end_section=form == FORMS[-1],
+                )  # fmt: skip
+    console.print(table)
+
+
+@bench.command("cpu")
+def bench_cpu(
+    sizes: Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.")] = None,
+    batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 1,
+    threads: Threads = 2,
+    repeats: Repeats = 7,
+    out: Json = None,
+) -> None:
+    """Compare ViR-S/16, 1D and 2D, with timm's ViT-S/16 on this CPU."""
+    from vir.bench import cpu
+
+    torch.set_num_threads(threads)
+    sizes = sizes or [224, 512, 1024]
+    table = Table("px", "model", "images/s", "times ViT", "spread", "peak memory")
+    rows = []
+    with console.status("") as status:
+        for size, some in zip(sizes, cpu.compare(sizes, batch, repeats), strict=True):
+            status.update(f"{size} px done")
+            rows += some
+            for row in some:
+                table.add_row(
+                    str(row.size), row.model, f"{row.images_per_second:.2f}", f"{row.ratio:.2f}",
+                    f"{row.spread:.0%}", _megabytes(row.peak_bytes), end_section=row is some[-1],
+                )  # fmt: skip
+    console.print(table)
+    _report([row.as_dict() for row in rows], out)
+
+
+@bench.command("forms")
+def bench_forms(
+    sides: Annotated[list[int] | None, typer.Option("--side", help="Patches of a side; repeat for several.")] = None,
+    heads: Annotated[int, typer.Option(help="Heads.", min=1)] = 6,
+    head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
+    batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 1,
+    threads: Threads = 2,
+    repeats: Repeats = 9,
+    out: Json = None,
+) -> None:
+    """Compare the forms of retention with each other, and `auto` with the best of them, on this CPU."""
+    from vir.bench import forms
+
+    torch.set_num_threads(threads)
+    sides = sides or [14, 18, 24, 32, 64, 128]
+    shown = ("auto", "parallel", "chunkwise", "recurrent", "scan")
+    table = Table("retention", "tokens", "gradients", *(f"{form}, ms" for form in shown), "auto takes", "times best")
+    rows = []
+    with console.status("timing") as status:
+        for row in forms.compare(sides, heads, head_dim, batch, repeats):
+            status.update(f"{row.retention}, {row.tokens} tokens done")
+            rows.append(row)
+            times = (f"{row.milliseconds[form]:.2f}" if form in row.milliseconds else "" for form in shown)
+            with_gradients = "yes" if row.gradients else "no"
+            table.add_row(row.retention, str(row.tokens), with_gradients, *times, row.chosen, f"{row.ratio:.2f}")
+    console.print(table)
+    _report([row.as_dict() for row in rows], out)
+
+
+def _report(rows: list[dict[str, Any]], out: Path | None) -> None:
+    """Say where the figures come from, and write them if asked."""
+    from vir.bench.measure import provenance
+
+    origin = provenance("cpu", "float32")
+    console.print(", ".join(f"{key} {value}" for key, value in origin.items() if value))
+    if out is not None:
+        out.write_text(json.dumps({"origin": origin, "rows": rows}, indent=1))
+        console.print(f"written to {out}")
+
+
+def _megabytes(size: int | None) -> str:
+    return "not told here" if size is None else f"{size / 2**20:.0f} MB"
+
+
+def _fail(message: str) -> None:
+    console.print(f"[red]Error:[/] {message}")
+    raise typer.Exit(2)
