@@ -41,23 +41,22 @@ def models() -> None:
     """List every model: parameters, multiply-adds, and the paper's figures beside them."""
     from vir.models.catalog import entries
 
-    table = Table("model", "px", "params M", "GMACs", "paper: params M", "GMACs", "top-1 %", "remark")
-    for column in table.columns[1:7]:
+    table = Table("model", "px", "params M", "GMACs", "paper: M", "GMACs", "top-1 %")
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
         column.justify = "right"
     with console.status("counting"):
         rows = entries()
     for row in rows:
-        paper, remark = ("", "", ""), "ours, for small work"
+        paper = ("ours", "", "")
         if row.printed:
-            mark = "*" if row.printed.erratum else ""
-            paper = (
-                f"{row.printed.params:.1f}{mark}",
-                f"{row.printed.gmacs:.1f}{mark}",
-                f"{row.printed.top1:.1f}",
-            )
-            remark = f"* the paper {row.printed.erratum}" if mark else ""
-        table.add_row(row.name, str(row.size), f"{row.params:.2f}", f"{row.gmacs:.2f}", *paper, remark)
+            mark = "*" if row.printed.erratum else " "
+            paper = f"{row.printed.params:.1f}{mark}", f"{row.printed.gmacs:.1f}{mark}", f"{row.printed.top1:.1f}"
+        table.add_row(row.name, str(row.size), f"{row.params:.2f}", f"{row.gmacs:.2f}", *paper)
     console.print(table)
+    for row in rows:
+        if row.printed and row.printed.erratum:
+            console.print(f"* {row.name} at {row.size} px: {row.printed.erratum}.")
     console.print(
         "Multiply-adds of convolutions and linear layers, as the paper counts. Its accuracies come from code whose "
         "training form differs from its formulas: they are not promised here."
@@ -70,7 +69,7 @@ def demo(
     sizes: Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.")] = None,
 ) -> None:
     """Classify a photograph with ViR-S/16 in the three forms: same logits, other time and memory."""
-    from vir.demo import FORMS, MODEL, best_classes, photograph, run
+    from vir.demo import FORMS, MODEL, best_class, photograph, run
 
     try:
         picture = photograph(image)
@@ -80,18 +79,15 @@ def demo(
     name = image.name if image else "the cat Chelsea (scikit-image)"
     console.print(f"{MODEL} on {name}, {picture.width} x {picture.height} px")
     console.print("[yellow]The weights are random until trained ones ship: the classes below mean nothing yet.[/]")
-    table = Table("px", "form", "time", "peak memory", "largest difference of logits", "answer")
+    table = Table("px", "form", "time", "memory", "logits differ by", "answer")
     with console.status("") as status:
-        results = run(picture, sizes)
-        for size in sizes:
-            for form in FORMS:
-                status.update(f"{size} px, {form}")
-                result = next(results)
-                best, probability = best_classes(result.logits, 1)[0]
-                table.add_row(
-                    str(size), form, f"{1e3 * result.seconds:.0f} ms", _megabytes(result.peak_bytes),
-                    f"{result.difference:.1e}", f"{best} ({probability:.1%})", end_section=form == FORMS[-1],
-                )  # fmt: skip
+        results = list(run(picture, sizes, say=status.update))
+    for result in results:
+        best = best_class(result.logits)
+        table.add_row(
+            str(result.size), result.form, f"{1e3 * result.seconds:.0f} ms", _megabytes(result.peak_bytes),
+            f"{result.difference:.1e}", best, end_section=result.form == FORMS[-1],
+        )  # fmt: skip
     console.print(table)
 
 
@@ -111,8 +107,7 @@ def bench_cpu(
     table = Table("px", "model", "images/s", "times ViT", "spread", "peak memory")
     rows = []
     with console.status("") as status:
-        for size, some in zip(sizes, cpu.compare(sizes, batch, repeats), strict=True):
-            status.update(f"{size} px done")
+        for some in cpu.compare(sizes, batch, repeats, say=status.update):
             rows += some
             for row in some:
                 table.add_row(

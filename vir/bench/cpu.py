@@ -1,13 +1,13 @@
 """ViR-S/16 against timm's ViT-S/16 on a CPU: images a second and peak memory as the image grows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vir.bench.measure import peak_memory, time_each
 
@@ -37,17 +37,30 @@ def models(size: int) -> dict[str, nn.Module]:
     }
 
 
-def compare(sizes: list[int], batch: int, repeats: int) -> Iterator[list[Row]]:
-    """One list of rows for each image size, the ViT first."""
+def compare(
+    sizes: list[int], batch: int, repeats: int, say: Callable[[str], None] = lambda step: None
+) -> Iterator[list[Row]]:
+    """One list of rows for each image size, the ViT first; all times are taken before any memory."""
+    timings, peaks = [], []
     for size in sizes:
-        image = torch.randn(batch, 3, size, size)
-        networks = models(size)
-        with torch.inference_mode():
-            calls = {name: partial(network, image) for name, network in networks.items()}
-            timings = time_each(calls, repeats)
-            peaks = {name: peak_memory(call) for name, call in calls.items()}
-        rival = next(iter(timings.values())).median
+        say(f"timing at {size} px")
+        timings.append(time_each(_calls(size, batch), repeats))
+    for size in sizes:
+        say(f"memory at {size} px")
+        peaks.append({name: peak_memory(call) for name, call in _calls(size, batch).items()})
+    for size, times, peak in zip(sizes, timings, peaks, strict=True):
+        rival = next(iter(times.values())).median
         yield [
-            Row(name, size, batch, batch / t.median, rival / t.median, t.spread, peaks[name])
-            for name, t in timings.items()
+            Row(name, size, batch, batch / t.median, rival / t.median, t.spread, peak[name])
+            for name, t in times.items()
         ]
+
+
+def _calls(size: int, batch: int) -> dict[str, Callable[[], Tensor]]:
+    image = torch.randn(batch, 3, size, size)
+    return {name: partial(_classify, model, image) for name, model in models(size).items()}
+
+
+@torch.inference_mode()
+def _classify(model: nn.Module, image: Tensor) -> Tensor:
+    return model(image)

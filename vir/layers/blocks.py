@@ -1,12 +1,17 @@
 """The block that ViR and HViR share, and the paper's ablations of it."""
 
+from collections.abc import Callable
+from math import ceil
 from typing import Any, Literal
 
+import torch
 from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, Retention
+
+SLICE_TOKENS = 2048
 
 # The paper's component study (its section 5.1), each by name; None is the model itself.
 Ablation = Literal["gated", "no_class_token", "scaled_key", "multipass"]
@@ -59,4 +64,18 @@ class RetentionBlock(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         x = x + self.drop_path1(self.ls1(self.retention(self.norm1(x), grid)))
+        return in_slices(self._mlp_branch, x)
+
+    def _mlp_branch(self, x: Tensor) -> Tensor:
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+def in_slices(tokenwise: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Without gradients on a CPU, a function of each token by itself runs on a part of the tokens at a time.
+
+    The wide hidden layer of the MLP would else set the peak memory of the model, and leave the cache.
+    """
+    parts = ceil(x.shape[0] * x.shape[1] / SLICE_TOKENS)
+    if parts == 1 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return tokenwise(x)
+    return torch.cat([tokenwise(part) for part in x.tensor_split(parts, dim=1)], dim=1)

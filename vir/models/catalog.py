@@ -34,12 +34,14 @@ PAPER = {
     ("hvir_1", 224): Printed(39.1, 4.9, 82.6),
     ("hvir_2", 224): Printed(56.5, 8.2, 83.3),
     ("hvir_3", 224): Printed(112.6, 17.0, 84.6),
-    ("hvir_4", 224): Printed(397.2, 26.3, 84.8, "no layout with these widths and depths gives its figures"),
-    ("vir_small_patch16_224", 224): Printed(31.4, 3.3, 81.0, "prints the figures of FasterViT-0"),
-    ("vir_base_patch16_224", 224): Printed(53.4, 5.3, 82.6, "prints the figures of FasterViT-1"),
+    ("hvir_4", 224): Printed(397.2, 26.3, 84.8, "no layout of these widths and depths gives the printed figures"),
+    ("vir_small_patch16_224", 224): Printed(31.4, 3.3, 81.0, "the printed figures are those of FasterViT-0"),
+    ("vir_base_patch16_224", 224): Printed(53.4, 5.3, 82.6, "the printed figures are those of FasterViT-1"),
     ("vir_large_patch16_224", 224): Printed(304.4, 59.7, 83.7),
     ("vir_large_patch14_224", 224): Printed(304.4, 77.8, 85.0),
-    ("vir_large_patch14_224", 448): Printed(304.4, 310.3, 86.1, "its positions at 448 px are not counted"),
+    ("vir_large_patch14_224", 448): Printed(
+        304.4, 310.3, 86.1, "the printed parameters leave out the positions added at 448 px"
+    ),
 }
 
 

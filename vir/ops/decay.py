@@ -52,7 +52,8 @@ def mask_2d(gamma: Tensor, grid: tuple[int, int], class_token: bool = False) -> 
     (x = cols - 1, y = rows), so that it sees every patch and no patch sees it.
     """
     rows, cols = grid
-    down, across = mask_1d(gamma, rows), mask_1d(gamma, cols)
+    across = mask_1d(gamma, cols)
+    down = across if rows == cols else mask_1d(gamma, rows)
     mask = (down[:, :, None, :, None] * across[:, None, :, None, :]).reshape(-1, rows * cols, rows * cols)
     if class_token:
         from_class = gamma[:, None] * mask[:, -1]  # one step below the last patch

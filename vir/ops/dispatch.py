@@ -15,7 +15,7 @@ FORMS_2D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "scan", "chunkwis
 
 CHUNK_TOKENS = 64  # of a chunk in 1D, unless the caller says otherwise
 CHUNK_ROWS = 16  # of a band in 2D
-CPU_TOKENS = 1024  # that a CPU takes at once from a batch
+CPU_FLOATS = 2**19  # of states that a CPU works on at once: 4 MB
 
 # Tokens up to which the parallel form is the fastest: (retention, device, with gradients). `vir bench forms`
 # measures them; the head size moves them too little to matter.

@@ -44,7 +44,7 @@ def chunkwise(
         q_m, k_m, v_m = (x[:, :, start:stop].unflatten(2, (-1, length)).contiguous() for x in (q, k, v))
         out_piece, state = _chunks(q_m, k_m, v_m, gamma, scale, state)
         out.append(out_piece)
-    return concatenate(out), state
+    return concatenate(out, dim=2), state
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,5 +66,6 @@ def carry(added: Tensor, mask: Tensor) -> Tensor:
     return (mask @ added.flatten(-2)).view_as(added)  # b h ... m k v
 
 
-def concatenate(out: list[Tensor]) -> Tensor:
-    return out[0] if len(out) == 1 else torch.cat(out, dim=2)
+def concatenate(parts: list[Tensor], dim: int) -> Tensor:
+    """torch.cat without a copy when there is a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

@@ -19,8 +19,14 @@ TILE_COLS = 16  # of a tile in the chunkwise form; its rows are those of the ban
 
 def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, grid: tuple[int, int]) -> Tensor:
     """Ret = (q k^T * M) v with the 2D mask: all tokens at once, n x n scores."""
+    n = grid[0] * grid[1]
     scores = (q * scale) @ k.mT  # b h n n
-    return scores.mul_(mask_2d(gamma, grid, class_token=q.shape[2] > grid[0] * grid[1])) @ v
+    mask = mask_2d(gamma, grid)
+    scores[:, :, :n, :n].mul_(mask)
+    if q.shape[2] > n:  # the class token: in place, since one more row would cost a copy of the mask
+        scores[:, :, n, :n].mul_(gamma[:, None] * mask[:, -1])
+        scores[:, :, :n, n] = 0
+    return scores @ v
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +55,7 @@ def scan(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Te
         along_row = carry(k_row[..., :, None] * v_row[..., None, :], across)
         state = torch.addcmul(along_row, forget, state)
         out.append((q_row[..., None, :] @ state).squeeze(-2))
-    return concatenate(out), state
+    return concatenate(out, dim=2), state
 
 
 def chunkwise(
@@ -61,7 +67,7 @@ def chunkwise(
     for q_band, k_band, v_band in zip(*(x.split(band, dim=2) for x in (q, k, v)), strict=True):
         out_band, state = _band(q_band, k_band, v_band, gamma, scale, state)
         out.append(out_band)
-    return concatenate(out), state
+    return concatenate(out, dim=2), state
 
 
 def _band(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,32 +88,42 @@ def _band(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: T
     state = state.unflatten(2, (tiles, width))  # b h t x k v
     down, across = powers(gamma, rows + 1), powers(gamma, width + 1)  # from 0 steps up
 
-    # Its own tile: masked scores.
-    q_tile, k_tile, v_tile = (x.flatten(3, 4) for x in (q, k, v))
-    scores = (q_tile @ k_tile.mT).mul_(mask_2d(gamma, (rows, width))[:, None] * scale)
-    out = (scores @ v_tile).unflatten(3, (rows, width))  # b h t y x v
-
-    # Above the band: the state of its column, which holds everything to the left as well.
+    out = _own_tile(q, k, v, mask_2d(gamma, (rows, width)) * scale)
+    # Above the band: the state of the token's column, which holds everything to the left as well.
     above = (q.transpose(3, 4) @ state).transpose(3, 4)
     out = torch.addcmul(out, above, scale * down[:, None, 1:, None, None])
-
-    # What the band adds to each column, seen from the band's last row.
-    fading = v * down[:, None, :-1, None, None].flip(2)
-    columns = k.permute(0, 1, 2, 4, 5, 3) @ fading.transpose(3, 4)  # b h t x k v
-
+    columns = _added_to_columns(k, v, down)
     if tiles > 1:
-        # To the left of the tile: a state for each row at the tile's edge.
-        edges = k.mT @ (v * across[:, None, None, :-1, None].flip(3))  # b h t y k v
-        earlier = F.pad(mask_1d(gamma**width, tiles - 1), (0, 1, 1, 0))  # the tiles before this one
-        seen = torch.einsum("htT,hyY->htyTY", earlier, mask_1d(gamma, rows)).flatten(3, 4).flatten(1, 2)
-        edges = carry(edges.flatten(2, 3), seen).view_as(edges)
+        edges = _left_of_tile(k, v, gamma, across)
         out = torch.addcmul(out, q @ edges, scale * across[:, None, None, 1:, None])
         # Its last row goes on into the tile's columns, through the first of them.
         columns[:, :, :, 0] += gamma[:, None, None, None] * edges[:, :, :, -1]
+        del edges
+    columns = carry(columns, mask_1d(gamma, width)[:, None])
+    state = torch.addcmul(columns, state, down[:, -1, None, None, None, None])
 
-    state = torch.addcmul(carry(columns, mask_1d(gamma, width)[:, None]), state, down[:, -1, None, None, None, None])
     out = rearrange(out, "b h t y x d -> b h y (t x) d")[..., :cols, :]
     return out.flatten(2, 3), state.flatten(2, 3)[:, :, :cols]
+
+
+def _own_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    q, k, flat = q.flatten(3, 4), k.flatten(3, 4), v.flatten(3, 4)
+    return ((q @ k.mT).mul_(mask[:, None]) @ flat).view_as(v)  # b h t y x v
+
+
+def _added_to_columns(k: Tensor, v: Tensor, down: Tensor) -> Tensor:
+    """What the band adds to each column by itself, seen from the band's last row."""
+    fading = v * down[:, None, :-1, None, None].flip(2)
+    return k.permute(0, 1, 2, 4, 5, 3) @ fading.transpose(3, 4)  # b h t x k v
+
+
+def _left_of_tile(k: Tensor, v: Tensor, gamma: Tensor, across: Tensor) -> Tensor:
+    """For each row at a tile's left edge, what the band holds to the left of the tile and not below the row."""
+    tiles, rows, width = k.shape[2:5]
+    edges = k.mT @ (v * across[:, None, None, :-1, None].flip(3))  # b h t y k v
+    earlier = F.pad(mask_1d(gamma**width, tiles - 1), (0, 1, 1, 0))  # the tiles before this one
+    seen = torch.einsum("htT,hyY->htyTY", earlier, mask_1d(gamma, rows)).flatten(3, 4).flatten(1, 2)
+    return carry(edges.flatten(2, 3), seen).view_as(edges)
 
 
 def class_token(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,223 @@
+"""ViR and HViR: forms, sizes, ablations, precision, compilation."""
+
+import pytest
+import timm
+import torch
+from small import FAMILIES, RETENTIONS, image, small
+from torch import nn
+
+from vir import ops
+from vir.layers.blocks import ABLATIONS
+from vir.layers.retention import FORMS, MultiHeadRetention
+
+SIZES = [(64, 64), (48, 80), (33, 71), (16, 16), (7, 130)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("size", [(224, 224), (70, 150)], ids=str)
+def test_every_form_gives_the_same_logits(family: str, retention: str, size: tuple[int, int], device: str) -> None:
+    model = small(family, retention=retention).to(device).eval()
+    with torch.inference_mode():
+        expected = model(image(*size).to(device))
+        assert expected.std() > 0.01
+        for form in FORMS[retention]:
+            for chunk in (None, 5) if form == "chunkwise" else (None,):
+                model.set_form(form, chunk=chunk)
+                assert (model(image(*size).to(device)) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_gradients_do_not_depend_on_the_form(family: str, retention: str) -> None:
+    model = small(family, retention=retention).train()
+    grads = {}
+    for form in FORMS[retention]:
+        model.set_form(form)
+        model.zero_grad()
+        model(image(96, 64)).square().mean().backward()
+        grads[form] = torch.cat([p.grad.flatten() for p in model.parameters()])
+    for form, grad in grads.items():
+        assert (grad - grads["parallel"]).norm() < 1e-4 * grads["parallel"].norm(), form
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_any_image_size_one_after_the_other(family: str, retention: str, device: str) -> None:
+    model = small(family, retention=retention).to(device).eval()
+    with torch.inference_mode():
+        for size in SIZES:
+            out = model(image(*size).to(device))
+            assert out.shape == (2, 10)
+            assert out.isfinite().all()
+
+
+def test_the_grid_is_rows_by_columns() -> None:
+    """In 2D a wide image and its content turned on its side are different things: the grid must not be swapped."""
+    model = small("hvir_tiny", retention="2d").eval()
+    grids = []
+    for module in model.modules():
+        if isinstance(module, MultiHeadRetention):
+            module.register_forward_pre_hook(lambda _, args: grids.append(args[1]))
+    model(image(64, 192))
+    assert set(grids) == {(4, 12), (2, 6)}
+
+
+def test_the_class_token_sees_all_and_is_seen_by_none() -> None:
+    model = small("vir_tiny_patch16_224", retention="2d").eval()
+    with torch.no_grad():
+        before = model.forward_features(image(64, 64))
+        model.cls_token += 1
+        after = model.forward_features(image(64, 64))
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("ablation", ABLATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ablations(family: str, ablation: str, retention: str) -> None:
+    if family == "hvir_tiny" and ablation == "no_class_token":
+        with pytest.raises(ValueError, match="HViR has no class token"):
+            small(family, ablation=ablation)
+        return
+    torch.manual_seed(0)
+    model = small(family, ablation=ablation, retention=retention)
+    out = model(image(64, 64))
+    assert out.shape == (2, 10)
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    features = model.eval().forward_intermediates(image(64, 96), intermediates_only=True)
+    assert all(f.shape[3] * 2 == f.shape[2] * 3 for f in features), "maps keep the shape of the image"
+
+
+def test_the_key_carries_the_scale_in_its_ablation() -> None:
+    """By the formulas it makes no difference which of the two is scaled."""
+    models = [small("vir_tiny_patch16_224", ablation=a).eval() for a in (None, "scaled_key")]
+    models[1].load_state_dict(models[0].state_dict())
+    assert torch.allclose(models[0](image(64, 64)), models[1](image(64, 64)), atol=1e-5)
+
+
+def test_gated_keeps_the_number_of_parameters() -> None:
+    base, gated = (
+        sum(p.numel() for p in timm.create_model("vir_base_patch16_224", ablation=a, device="meta").parameters())
+        for a in (None, "gated")
+    )
+    assert abs(gated / base - 1) < 0.01
+
+
+def test_multipass_reads_the_sequence_and_its_flip() -> None:
+    """Every patch is seen from both sides: the last pixel changes the features of the first patch."""
+    for ablation, changes in ((None, False), ("multipass", True)):
+        model = small("vir_tiny_patch16_224", ablation=ablation).eval()
+        pixels = image(64, 64)
+        before = model.forward_intermediates(pixels, indices=1, intermediates_only=True)[0]
+        pixels[..., -1, -1] += 10
+        after = model.forward_intermediates(pixels, indices=1, intermediates_only=True)[0]
+        assert (not torch.equal(before[..., 0, 0], after[..., 0, 0])) == changes
+
+
+def test_no_class_token_averages() -> None:
+    model = small("vir_tiny_patch16_224", ablation="no_class_token").eval()
+    features = model.forward_features(image(64, 64))
+    assert features.shape[1] == 16
+    assert torch.allclose(model(image(64, 64)), model.head(features.mean(1)), atol=1e-6)
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(ValueError, match="expected None or one of 'gated'"):
+        small("vir_tiny_patch16_224", ablation="gate")
+    with pytest.raises(ValueError, match="retention='3d', expected '1d' or '2d'"):
+        small("hvir_tiny", retention="3d")
+    with pytest.raises(ValueError, match="not divisible by heads=5"):
+        small("vir_tiny_patch16_224", heads=5)
+    with pytest.raises(ValueError, match="form='scan', expected one of 'auto', 'parallel', 'recurrent', 'chunkwise'"):
+        small("vir_tiny_patch16_224", retention="1d").set_form("scan")
+    with pytest.raises(ValueError, match="global_pool='token', expected one of '', 'avg'"):
+        small("vir_tiny_patch16_224", ablation="no_class_token", global_pool="token")
+
+
+PRECISIONS = [None, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_stays_finite(family: str, retention: str, dtype: torch.dtype | None, device: str) -> None:
+    torch.manual_seed(0)
+    model = small(family, retention=retention).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
+    pixels, labels = image(64, 64, batch=8).to(device), torch.arange(8, device=device)
+    losses = []
+    for _ in range(20):
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            loss = nn.functional.cross_entropy(model(pixels), labels)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if dtype != torch.float16:  # its scaler is meant to meet overflows and skip them
+            assert all(p.grad.isfinite().all() for p in model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert losses[-1] < 0.5 * losses[0], "it learns eight images by heart"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_weights(family: str, dtype: torch.dtype, device: str) -> None:
+    """`model.bfloat16()` must not round the decay, nor fp16 overflow before the norm."""
+    model = small(family).to(device).eval()
+    with torch.inference_mode():
+        expected = model(image(224, 224).to(device))
+        for module in model.modules():  # queries and keys as large as a trained model may have them
+            if isinstance(module, MultiHeadRetention):
+                module.qkv.weight.mul_(30)
+        large = model(image(224, 224).to(device))
+        half = model.to(dtype)(image(224, 224).to(device, dtype))
+    assert half.dtype == dtype
+    assert half.isfinite().all()
+    assert (half.float() - large).norm() < 0.1 * large.norm()
+    assert not torch.equal(large, expected)
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiles_whole_and_agrees(family: str, retention: str, device: str) -> None:
+    torch._dynamo.reset()
+    model = small(family, retention=retention).to(device).eval()
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.inference_mode():
+        for size in ((64, 64), (96, 80)):
+            assert (compiled(image(*size).to(device)) - model(image(*size).to(device))).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(timm.list_models(["vir_*", "hvir_*"])))
+def test_no_graph_break_in_any_model(name: str) -> None:
+    """Traced without weights, at a size where every stage is long enough for the chunkwise form."""
+    torch._dynamo.reset()
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+        pixels = torch.empty(1, 3, 512, 512)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert compiled(pixels).shape == (1, 1000)
+
+
+def test_compiled_training_step_agrees() -> None:
+    torch._dynamo.reset()
+    model = small("vir_tiny_patch16_224", retention="2d")
+    model(image(64, 64)).square().mean().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(image(64, 64)).square().mean().backward()
+    for want, p in zip(expected, model.parameters(), strict=True):
+        assert torch.allclose(p.grad, want, atol=1e-5)
+
+
+def test_the_decay_is_constant_and_not_in_the_checkpoint() -> None:
+    model = small("hvir_tiny")
+    assert not [name for name in model.state_dict() if "gamma" in name and ".ls" not in name]
+    assert ops.decay(4).requires_grad is False
