@@ -22,11 +22,15 @@ def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float) -> Te
 def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """s_n = gamma s_(n-1) + k_n^T v_n and Ret_n = q_n s_n: one token after the other."""
     forget = gamma[:, None, None]
-    out = []
-    for q_n, k_n, v_n in zip((q * scale).unbind(2), k.unbind(2), v.unbind(2), strict=True):
-        state = forget * state + k_n[..., :, None] * v_n[..., None, :]
-        out.append((q_n[..., None, :] @ state).squeeze(-2))
-    return torch.stack(out, dim=2), state
+    pieces = []
+    # In pieces, since thousands of small outputs between the states would shred the memory.
+    for q_m, k_m, v_m in zip(*(x.split(256, dim=2) for x in (q * scale, k, v)), strict=True):
+        out = []
+        for q_n, k_n, v_n in zip(q_m.unbind(2), k_m.unbind(2), v_m.unbind(2), strict=True):
+            state = forget * state + k_n[..., :, None] * v_n[..., None, :]
+            out.append((q_n[..., None, :] @ state).squeeze(-2))
+        pieces.append(torch.stack(out, dim=2))
+    return concatenate(pieces, dim=2), state
 
 
 def chunkwise(

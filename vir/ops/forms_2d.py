@@ -33,16 +33,17 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, stat
     """r(x, y) = gamma r(x-1, y) + gamma r(x, y-1) - gamma^2 r(x-1, y-1) + k^T v: patch by patch."""
     forget = gamma[:, None, None]
     above = list(state.unbind(2))
-    out = []
-    for n, (q_n, k_n, v_n) in enumerate(zip((q * scale).unbind(2), k.unbind(2), v.unbind(2), strict=True)):
-        x = n % len(above)
-        if x == 0:
-            left = above_left = torch.zeros_like(above[0])
-        added = k_n[..., :, None] * v_n[..., None, :]
-        here = forget * left + forget * above[x] - forget**2 * above_left + added
-        left, above_left, above[x] = here, above[x], here
-        out.append((q_n[..., None, :] @ here).squeeze(-2))
-    return torch.stack(out, dim=2), torch.stack(above, dim=2)
+    rows = []
+    for q_y, k_y, v_y in zip(*(x.split(len(above), dim=2) for x in (q * scale, k, v)), strict=True):
+        left = above_left = torch.zeros_like(above[0])
+        out = []
+        for x, (q_n, k_n, v_n) in enumerate(zip(q_y.unbind(2), k_y.unbind(2), v_y.unbind(2), strict=True)):
+            added = k_n[..., :, None] * v_n[..., None, :]
+            here = forget * left + forget * above[x] - forget**2 * above_left + added
+            left, above_left, above[x] = here, above[x], here
+            out.append((q_n[..., None, :] @ here).squeeze(-2))
+        rows.append(torch.stack(out, dim=2))
+    return concatenate(rows, dim=2), torch.stack(above, dim=2)
 
 
 def scan(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,71 @@
+"""The command as a newcomer meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import vir
+from vir.cli import app
+
+run = CliRunner().invoke
+
+
+def test_help_names_every_command() -> None:
+    shown = run(app, ["--help"]).stdout
+    for command in ("models", "demo", "bench"):
+        assert command in shown
+    assert "cpu" in run(app, ["bench", "--help"]).stdout
+
+
+def test_version() -> None:
+    assert vir.__version__ in run(app, ["--version"]).stdout
+
+
+def test_models_shows_counts_and_errata() -> None:
+    shown = run(app, ["models"]).stdout
+    for text in ("vir_small_patch16_224", "22.07", "31.4*", "FasterViT-0", "hvir_4", "262.91", "397.2*"):
+        assert text in shown
+
+
+def test_demo_answers_alike_in_three_forms(tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.effect_noise((90, 60), 50).save(photo)  # grey: must be read as colour
+    result = run(app, ["demo", "--image", str(photo), "--size", "64", "--size", "96"])
+    assert result.exit_code == 0, result.output
+    assert "random until trained ones ship" in result.stdout
+    for form in ("parallel", "recurrent", "chunkwise"):
+        assert result.stdout.count(form) == 2
+
+
+@pytest.mark.parametrize("content", [None, b"no image"])
+def test_demo_refuses_what_is_no_image(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "photo.jpg"
+    if content is not None:
+        file.write_bytes(content)
+    result = run(app, ["demo", "--image", str(file)])
+    assert result.exit_code == 2
+    assert "is not an image that can be read" in " ".join(result.output.split())
+
+
+def test_bench_writes_its_figures(tmp_path: Path) -> None:
+    out = tmp_path / "cpu.json"
+    result = run(app, ["bench", "cpu", "--size", "64", "--repeats", "1", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(out.read_text())
+    assert [row["model"] for row in figures["rows"]] == ["ViT-S/16 (timm)", "ViR-S/16 1D", "ViR-S/16 2D"]
+    assert figures["rows"][0]["ratio"] == 1
+    assert {"hardware", "dtype", "torch", "commit"} <= set(figures["origin"])
+
+
+def test_bench_forms_compares_auto_with_the_best(tmp_path: Path) -> None:
+    out = tmp_path / "forms.json"
+    result = run(app, ["bench", "forms", "--side", "4", "--heads", "1", "--repeats", "1", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["retention"], row["gradients"]) for row in rows] == [
+        ("1d", False), ("1d", True), ("2d", False), ("2d", True),
+    ]  # fmt: skip
+    assert all(row["chosen"] == "parallel" and row["tokens"] == 16 for row in rows)

@@ -1,0 +1,66 @@
+"""The house in order: imports go one way, the README's code runs, its tree is the one on the disk."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+# A room may import from itself and from those before it.
+ROOMS = ["ops", "layers", "models", "bench", "demo", "cli"]
+
+
+def imported_rooms(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vir":
+            parts = node.module.split(".")[1:]
+            names |= {parts[0]} if parts else {alias.name for alias in node.names}
+    return names & set(ROOMS)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "vir").rglob("*.py")), ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_go_one_way(file: Path) -> None:
+    room = file.relative_to(ROOT / "vir").parts[0].removesuffix(".py")
+    if room != "__init__":
+        assert room in ROOMS, f"a new room {room}: give it its place in ROOMS"
+        allowed = set(ROOMS[: ROOMS.index(room) + 1])
+        assert imported_rooms(file) <= allowed
+
+
+@pytest.mark.parametrize("number", range(len(re.findall(r"```python\n", README))))
+def test_code_in_the_readme_runs(number: int) -> None:
+    block = re.findall(r"```python\n(.*?)```", README, re.S)[number]
+    exec(compile(block, f"README block {number}", "exec"), {})
+
+
+def test_the_readme_has_code() -> None:
+    assert "```python" in README
+
+
+def test_the_tree_in_the_readme_is_the_tree_on_the_disk() -> None:
+    tree = re.search(r"```text\n(vir/\n.*?)```", README, re.S)
+    assert tree is not None
+    written, folder = set(), ""
+    for line in tree.group(1).splitlines()[1:]:
+        name = line.split()[0]
+        if name.endswith("/"):
+            folder = name if line.startswith("  ") and not line.startswith("    ") else folder
+            written.add(name)
+        else:
+            written.add(folder + name if line.startswith("    ") else name)
+    package = ROOT / "vir"
+    on_disk = {str(f.relative_to(package)) for f in package.rglob("*.py") if f.name != "__init__.py"}
+    on_disk |= {f"{f.relative_to(package)}/" for f in package.iterdir() if f.is_dir() and f.name != "__pycache__"}
+    assert written == on_disk
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"make ([\w-]+)", README))
+    assert {"demo", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.M), f"the README names make {target}"
