@@ -80,7 +80,7 @@ def test_2d_state_of_every_form(grid: tuple[int, int], plan: Plan, dtype: torch.
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         qkv = (x.transpose(1, 2) for x in (q, k, v))
         start = q.new_zeros(q.shape[0], q.shape[2], grid[1], q.shape[3], v.shape[3])
-        out, state = stateful_2d(plan)(*qkv, gamma, q.shape[-1] ** -0.5, start)
+        out, state = stateful_2d(plan, grid[1])(*qkv, gamma, q.shape[-1] ** -0.5, start)
         return out.transpose(1, 2), state
 
     check(run, case_2d(grid, False, 16, 16), dtype, device)

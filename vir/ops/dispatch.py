@@ -1,13 +1,11 @@
 """Which form runs: one rule and one table for each kind of retention."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from torch import Tensor
-
 from vir.ops import checks, forms_1d, forms_2d
+from vir.ops.parts import Stateful, in_parts
 
 Form = Literal["auto", "parallel", "recurrent", "scan", "chunkwise"]
 FORMS_1D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "chunkwise")
@@ -15,7 +13,6 @@ FORMS_2D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "scan", "chunkwis
 
 CHUNK_TOKENS = 64  # of a chunk in 1D, unless the caller says otherwise
 CHUNK_ROWS = 16  # of a band in 2D
-CPU_FLOATS = 2**19  # of states that a CPU works on at once: 4 MB
 
 # Tokens up to which the parallel form is the fastest: (retention, device, with gradients). `vir bench forms`
 # measures them; the head size moves them too little to matter.
@@ -24,14 +21,11 @@ _PARALLEL_UP_TO = {
     ("1d", "cpu", True): 320,
     ("2d", "cpu", False): 600,
     ("2d", "cpu", True): 512,
-    ("1d", "gpu", False): 600,
-    ("1d", "gpu", True): 600,
+    ("1d", "gpu", False): 800,
+    ("1d", "gpu", True): 800,
     ("2d", "gpu", False): 1100,
     ("2d", "gpu", True): 1100,
 }
-
-# (q, k, v, gamma, scale, state) -> out, state
-Stateful = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -77,12 +71,19 @@ def _kind(device: str) -> str:
 def stateful_1d(plan: Plan) -> Stateful:
     """The planned form with a state in and out."""
     chunkwise = partial(forms_1d.chunkwise, chunk=plan.chunk or CHUNK_TOKENS)
-    forms: dict[str, Stateful] = {"recurrent": forms_1d.recurrent, "chunkwise": chunkwise}
+    forms: dict[str, Stateful] = {
+        "recurrent": forms_1d.recurrent,
+        "chunkwise": in_parts(chunkwise, states=forms_1d.CHUNKS_AT_ONCE),
+    }
     return forms[plan.form]
 
 
-def stateful_2d(plan: Plan) -> Stateful:
+def stateful_2d(plan: Plan, cols: int) -> Stateful:
     """The planned form on whole rows, with a state in and out."""
     chunkwise = partial(forms_2d.chunkwise, chunk=plan.chunk or CHUNK_ROWS)
-    forms: dict[str, Stateful] = {"recurrent": forms_2d.recurrent, "scan": forms_2d.scan, "chunkwise": chunkwise}
+    forms: dict[str, Stateful] = {
+        "recurrent": forms_2d.recurrent,
+        "scan": forms_2d.scan,
+        "chunkwise": in_parts(chunkwise, states=cols),
+    }
     return forms[plan.form]

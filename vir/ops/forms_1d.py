@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vir.ops.decay import mask_1d, powers
+from vir.ops.parts import concatenate
 
 CHUNKS_AT_ONCE = 16  # chunks that one batch of matrix products takes: enough work, still in the cache
 
@@ -68,8 +69,3 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state:
 def carry(added: Tensor, mask: Tensor) -> Tensor:
     """Running sum with decay, by its mask, along the axis before the last two: s_m = gamma s_(m-1) + added_m."""
     return (mask @ added.flatten(-2)).view_as(added)  # b h ... m k v
-
-
-def concatenate(parts: list[Tensor], dim: int) -> Tensor:
-    """torch.cat without a copy when there is a single part."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

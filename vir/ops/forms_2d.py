@@ -12,7 +12,8 @@ from einops import rearrange
 from torch import Tensor
 
 from vir.ops.decay import mask_1d, mask_2d, powers
-from vir.ops.forms_1d import carry, concatenate
+from vir.ops.forms_1d import carry
+from vir.ops.parts import concatenate
 
 TILE_COLS = 16  # of a tile in the chunkwise form; its rows are those of the band
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vir.ops import checks, forms_1d, forms_2d
-from vir.ops.dispatch import CPU_FLOATS, Form, Plan, Stateful, plan_1d, plan_2d, stateful_1d, stateful_2d
-from vir.ops.forms_1d import concatenate
+from vir.ops.dispatch import Form, Plan, plan_1d, plan_2d, stateful_1d, stateful_2d
+from vir.ops.parts import concatenate
 
 
 class Where(TypedDict):
@@ -39,7 +39,7 @@ def retention_1d(
         if plan.form == "parallel":
             out = forms_1d.parallel(*qkv, *decay)
         else:
-            out, _ = _in_parts(stateful_1d(plan), *qkv, *decay, _no_state(*qkv), forms_1d.CHUNKS_AT_ONCE)
+            out, _ = stateful_1d(plan)(*qkv, *decay, _no_state(*qkv))
         return out.transpose(1, 2).to(v.dtype)
 
 
@@ -65,9 +65,7 @@ def retention_1d_stream(
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         state = _no_state(*qkv) if state is None else state
-        out, state = _in_parts(
-            stateful_1d(plan), *qkv, gamma.to(state.dtype), _scale(q, scale), state, forms_1d.CHUNKS_AT_ONCE
-        )
+        out, state = stateful_1d(plan)(*qkv, gamma.to(state.dtype), _scale(q, scale), state)
         return out.transpose(1, 2).to(v.dtype), state
 
 
@@ -136,34 +134,13 @@ def _rows_then_class_token(
     out = []
     if patches:
         rows = q[:, :, :patches], k[:, :, :patches], v[:, :, :patches]
-        out_rows, state = _in_parts(stateful_2d(plan), *rows, gamma, scale, state, cols)
+        out_rows, state = stateful_2d(plan, cols)(*rows, gamma, scale, state)
         out.append(out_rows)
     if patches < n:
         token = q[:, :, patches:], k[:, :, patches:], v[:, :, patches:]
         out_class, state = forms_2d.class_token(*token, gamma, scale, state)
         out.append(out_class)
     return concatenate(out, dim=2), state
-
-
-def _in_parts(
-    form: Stateful, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor, states: int
-) -> tuple[Tensor, Tensor]:
-    """On a CPU, only as many samples and heads at a time as keep their states in the cache.
-
-    `states` is how many states a head works on at once. It makes large batches about twice as fast.
-    """
-    batch, heads = q.shape[:2]
-    fit = max(1, CPU_FLOATS // (states * q.shape[3] * v.shape[3]))
-    if q.device.type != "cpu" or fit >= batch * heads or torch.compiler.is_compiling():
-        return form(q, k, v, gamma, scale, state)
-    samples, heads = max(1, fit // heads), min(fit, heads)
-    outs, ends = [], []
-    for sample in zip(*(x.split(samples) for x in (q, k, v, state)), strict=True):
-        parts = zip(*(x.split(heads, dim=1) for x in sample), gamma.split(heads), strict=True)
-        done = [form(q_i, k_i, v_i, gamma_i, scale, state_i) for q_i, k_i, v_i, state_i, gamma_i in parts]
-        outs.append(concatenate([out for out, _ in done], dim=1))
-        ends.append(concatenate([end for _, end in done], dim=1))
-    return concatenate(outs, dim=0), concatenate(ends, dim=0)
 
 
 def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,6 +165,6 @@ def _no_state(q: Tensor, k: Tensor, v: Tensor, cols: int | None = None) -> Tenso
 def _no_autocast(x: Tensor) -> AbstractContextManager:
     """Autocast would round the sums to half precision."""
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
