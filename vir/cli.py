@@ -125,7 +125,7 @@ def bench_forms(
     head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 1,
     threads: Threads = 2,
-    repeats: Repeats = 9,
+    repeats: Repeats = 15,
     out: Json = None,
 ) -> None:
     """Compare the forms of retention with each other, and `auto` with the best of them, on this CPU."""
@@ -134,15 +134,15 @@ def bench_forms(
     torch.set_num_threads(threads)
     sides = sides or [14, 18, 24, 32, 64, 128]
     shown = ("auto", "parallel", "chunkwise", "recurrent", "scan")
-    table = Table("retention", "tokens", "gradients", *(f"{form}, ms" for form in shown), "auto takes", "times best")
+    table = Table("", "tokens", *shown, "auto / best", title="milliseconds; * is the form that auto takes")
     rows = []
     with console.status("timing") as status:
         for row in forms.compare(sides, heads, head_dim, batch, repeats):
             status.update(f"{row.retention}, {row.tokens} tokens done")
             rows.append(row)
-            times = (f"{row.milliseconds[form]:.2f}" if form in row.milliseconds else "" for form in shown)
-            with_gradients = "yes" if row.gradients else "no"
-            table.add_row(row.retention, str(row.tokens), with_gradients, *times, row.chosen, f"{row.ratio:.2f}")
+            times = (_milliseconds(row.milliseconds.get(form), form == row.chosen) for form in shown)
+            kind = f"{row.retention} grad" if row.gradients else row.retention
+            table.add_row(kind, str(row.tokens), *times, f"{row.ratio:.2f}")
     console.print(table)
     _report([row.as_dict() for row in rows], out)
 
@@ -156,6 +156,12 @@ def _report(rows: list[dict[str, Any]], out: Path | None) -> None:
     if out is not None:
         out.write_text(json.dumps({"origin": origin, "rows": rows}, indent=1))
         console.print(f"written to {out}")
+
+
+def _milliseconds(value: float | None, chosen: bool) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{1 if value < 100 else 0}f}{'*' if chosen else ''}"
 
 
 def _megabytes(size: int | None) -> str:

@@ -36,16 +36,22 @@ class Timing:
 
 
 def time_each(calls: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, Timing]:
-    """Time several calls in turn, so that a busy machine slows them all alike; one round before is not counted."""
+    """Time several calls in turn, so that a busy machine slows them all alike.
+
+    Each turn starts with another call, and before a timed call the same one runs untimed: what its neighbour left
+    in the caches must not count.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
+    order = list(calls.items())
+    for turn in range(repeats):
+        first = turn % len(order)
+        for name, call in order[first:] + order[:first]:
+            call()
             _synchronize()
             start = time.perf_counter()
             call()
             _synchronize()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.perf_counter() - start)
     return {name: _timing(values) for name, values in seconds.items()}
 
 

@@ -18,9 +18,9 @@ CHUNK_ROWS = 16  # of a band in 2D
 # measures them; the head size moves them too little to matter.
 _PARALLEL_UP_TO = {
     ("1d", "cpu", False): 320,
-    ("1d", "cpu", True): 320,
+    ("1d", "cpu", True): 400,
     ("2d", "cpu", False): 600,
-    ("2d", "cpu", True): 512,
+    ("2d", "cpu", True): 600,
     ("1d", "gpu", False): 800,
     ("1d", "gpu", True): 800,
     ("2d", "gpu", False): 1100,
