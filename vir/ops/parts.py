@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-CACHE_FLOATS = 2**19  # of states: 2 MB, with a few copies of them in use at a time
+CACHE_FLOATS = 2**20  # of states: 4 MB, with a few copies of them in use at a time
 
 # (q, k, v, gamma, scale, state) -> out, state
 Stateful = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
