@@ -4,6 +4,7 @@ The one place that says which way causality points: a query sees the keys before
 """
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 DecayKind = Literal["log", "retnet"]
+LARGEST_REMEMBERED = 600  # patches of a grid
 
 
 def decay(
@@ -59,3 +61,16 @@ def mask_2d(gamma: Tensor, grid: tuple[int, int], class_token: bool = False) -> 
         from_class = gamma[:, None] * mask[:, -1]  # one step below the last patch
         mask = torch.cat([F.pad(mask, (0, 1)), F.pad(from_class, (0, 1), value=1.0)[:, None]], dim=1)
     return mask  # h query key
+
+
+def remembered_mask_2d(gamma: Tensor, grid: tuple[int, int]) -> Tensor:
+    """`mask_2d` for small grids, kept on a CPU: the layers of a model ask for the same one again and again."""
+    if gamma.device.type != "cpu" or grid[0] * grid[1] > LARGEST_REMEMBERED or torch.compiler.is_compiling():
+        return mask_2d(gamma, grid)
+    with torch.inference_mode(False):  # what is kept must serve training as well
+        return _mask_2d_of(tuple(gamma.tolist()), gamma.dtype, grid)
+
+
+@lru_cache(maxsize=8)
+def _mask_2d_of(gammas: tuple[float, ...], dtype: torch.dtype, grid: tuple[int, int]) -> Tensor:
+    return mask_2d(torch.tensor(gammas, dtype=dtype), grid)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from vir.ops.decay import mask_1d, mask_2d, powers
+from vir.ops.decay import mask_1d, powers, remembered_mask_2d
 from vir.ops.forms_1d import carry
 from vir.ops.parts import concatenate
 
@@ -22,7 +22,7 @@ def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, grid:
     """Ret = (q k^T * M) v with the 2D mask: all tokens at once, n x n scores."""
     n = grid[0] * grid[1]
     scores = (q * scale) @ k.mT  # b h n n
-    mask = mask_2d(gamma, grid)
+    mask = remembered_mask_2d(gamma, grid)
     scores[:, :, :n, :n].mul_(mask)
     if q.shape[2] > n:  # the class token: in place, since one more row would cost a copy of the mask
         scores[:, :, n, :n].mul_(gamma[:, None] * mask[:, -1])
@@ -90,7 +90,7 @@ def _band(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: T
     state = state.unflatten(2, (tiles, width))  # b h t x k v
     down, across = powers(gamma, rows + 1), powers(gamma, width + 1)  # from 0 steps up
 
-    out = _own_tile(q, k, v, mask_2d(gamma, (rows, width)) * scale)
+    out = _own_tile(q, k, v, remembered_mask_2d(gamma, (rows, width)), scale)
     # Above the band: the state of the token's column, which holds everything to the left as well.
     above = (q.transpose(3, 4) @ state).transpose(3, 4)
     out = torch.addcmul(out, above, scale * down[:, None, 1:, None, None])
@@ -108,8 +108,8 @@ def _band(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: T
     return out.flatten(2, 3), state.flatten(2, 3)[:, :, :cols]
 
 
-def _own_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    q, k, flat = q.flatten(3, 4), k.flatten(3, 4), v.flatten(3, 4)
+def _own_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    q, k, flat = q.flatten(3, 4) * scale, k.flatten(3, 4), v.flatten(3, 4)
     return ((q @ k.mT).mul_(mask[:, None]) @ flat).view_as(v)  # b h t y x v
 
 
