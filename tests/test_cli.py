@@ -60,6 +60,12 @@ def test_bench_writes_its_figures(tmp_path: Path) -> None:
     assert {"hardware", "dtype", "torch", "commit"} <= set(figures["origin"])
 
 
+def test_bench_asks_for_a_folder_before_it_measures(tmp_path: Path) -> None:
+    result = run(app, ["bench", "cpu", "--json", str(tmp_path / "missing" / "cpu.json")])
+    assert result.exit_code == 2
+    assert "does not exist" in " ".join(result.output.split())
+
+
 def test_bench_forms_compares_auto_with_the_best(tmp_path: Path) -> None:
     out = tmp_path / "forms.json"
     result = run(app, ["bench", "forms", "--side", "4", "--heads", "1", "--repeats", "1", "--json", str(out)])

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -16,9 +16,23 @@ bench = typer.Typer(help="Measure speed and memory against what you would use in
 app.add_typer(bench, name="bench")
 console = Console()
 
-Threads = Annotated[int, typer.Option(help="CPU threads to use.")]
+Sizes = Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.", min=1)]
+Batch = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
+Threads = Annotated[int, typer.Option(help="CPU threads to use.", min=1)]
 Repeats = Annotated[int, typer.Option(help="How often each call is timed; the median is shown.", min=1)]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+
+
+def _in_a_folder(file: Path | None) -> Path | None:
+    """Found out before minutes of measuring, not after."""
+    if file is not None and not file.parent.is_dir():
+        raise typer.BadParameter(f"the folder {file.parent} does not exist: make it, or name another.")
+    return file
+
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Also write the figures to this file.", dir_okay=False, callback=_in_a_folder),
+]
 
 
 def _version(show: bool) -> None:
@@ -66,7 +80,7 @@ def models() -> None:
 @app.command()
 def demo(
     image: Annotated[Path | None, typer.Option(help="Your photograph; a cat from scikit-image by default.")] = None,
-    sizes: Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.")] = None,
+    sizes: Sizes = None,
 ) -> None:
     """Classify a photograph with ViR-S/16 in the three forms: same logits, other time and memory."""
     from vir.demo import FORMS, MODEL, best_class, photograph, run
@@ -93,8 +107,8 @@ def demo(
 
 @bench.command("cpu")
 def bench_cpu(
-    sizes: Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.")] = None,
-    batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 1,
+    sizes: Sizes = None,
+    batch: Batch = 1,
     threads: Threads = 2,
     repeats: Repeats = 7,
     out: Json = None,
@@ -120,10 +134,12 @@ def bench_cpu(
 
 @bench.command("forms")
 def bench_forms(
-    sides: Annotated[list[int] | None, typer.Option("--side", help="Patches of a side; repeat for several.")] = None,
+    sides: Annotated[
+        list[int] | None, typer.Option("--side", help="Patches of a side; repeat for several.", min=1)
+    ] = None,
     heads: Annotated[int, typer.Option(help="Heads.", min=1)] = 6,
     head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
-    batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 1,
+    batch: Batch = 1,
     threads: Threads = 2,
     repeats: Repeats = 15,
     out: Json = None,
@@ -168,6 +184,6 @@ def _megabytes(size: int | None) -> str:
     return "not told here" if size is None else f"{size / 2**20:.0f} MB"
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     console.print(f"[red]Error:[/] {message}")
     raise typer.Exit(2)

@@ -52,6 +52,16 @@ def test_any_image_size_one_after_the_other(family: str, retention: str, device:
             assert out.isfinite().all()
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_slices_of_the_mlp_change_nothing(batch: int) -> None:
+    """A CPU without gradients runs the MLP in parts: by samples, or by tokens where they are more than the samples."""
+    model = small("vir_tiny_patch16_224").eval()
+    pixels = image(800, 1056, batch=batch)  # 3,301 tokens
+    expected = model(pixels).detach()
+    with torch.inference_mode():
+        assert torch.allclose(model(pixels), expected, atol=1e-5)
+
+
 def test_the_grid_is_rows_by_columns() -> None:
     """In 2D a wide image and its content turned on its side are different things: the grid must not be swapped."""
     model = small("hvir_tiny", retention="2d").eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, Retention
 
-SLICE_TOKENS = 2048
+SLICE_TOKENS = 2048  # that the MLP of a CPU takes at once
 
 # The paper's component study (its section 5.1), each by name; None is the model itself.
 Ablation = Literal["gated", "no_class_token", "scaled_key", "multipass"]
@@ -64,7 +64,7 @@ class RetentionBlock(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         x = x + self.drop_path1(self.ls1(self.retention(self.norm1(x), grid)))
-        return in_slices(self._mlp_branch, x)
+        return self._mlp_branch(x) if self.training else in_slices(self._mlp_branch, x)
 
     def _mlp_branch(self, x: Tensor) -> Tensor:
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
@@ -78,4 +78,5 @@ def in_slices(tokenwise: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     parts = ceil(x.shape[0] * x.shape[1] / SLICE_TOKENS)
     if parts == 1 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return tokenwise(x)
-    return torch.cat([tokenwise(part) for part in x.tensor_split(parts, dim=1)], dim=1)
+    dim = 0 if x.shape[0] >= parts else 1
+    return torch.cat([tokenwise(part) for part in x.tensor_split(parts, dim)], dim)
