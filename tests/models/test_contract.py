@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from small import FAMILIES, image, small
 from timm.optim import create_optimizer_v2
+from torchvision.models.feature_extraction import get_graph_node_names
 
 import vir
 
@@ -148,3 +149,15 @@ def test_positions_that_are_no_square_are_refused(tmp_path: Path) -> None:
 def test_other_numbers_of_channels() -> None:
     for family in FAMILIES:
         assert small(family, in_chans=5)(torch.randn(2, 5, 64, 64)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_torch_fx_can_trace(family: str) -> None:
+    """timm and torchvision take features from a traced graph: what looks at shapes must be a leaf of it."""
+    leaves = {
+        "leaf_modules": timm.models.get_notrace_modules(),
+        "autowrap_functions": timm.models.get_notrace_functions(),
+        "param_shapes_constant": True,
+    }
+    _, nodes = get_graph_node_names(small(family).eval(), tracer_kwargs=leaves)
+    assert any("mlp" in node for node in nodes)

@@ -1,17 +1,17 @@
 """The block that ViR and HViR share, and the paper's ablations of it."""
 
-from collections.abc import Callable
 from math import ceil
 from typing import Any, Literal
 
 import torch
 from timm.layers import DropPath, LayerScale, Mlp
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, Retention
 
-SLICE_TOKENS = 2048  # that the MLP of a CPU takes at once
+SLICE_TOKENS = 2048
 
 # The paper's component study (its section 5.1), each by name; None is the model itself.
 Ablation = Literal["gated", "no_class_token", "scaled_key", "multipass"]
@@ -26,6 +26,23 @@ def check_ablation(model: str, ablation: Ablation | None, known: tuple[Ablation,
 def depth_for(depth: int, ablation: Ablation | None) -> int:
     """A gate adds a thirteenth matrix to the twelve of a block: fewer blocks keep the number of parameters."""
     return round(depth * 12 / 13) if ablation == "gated" else depth
+
+
+@register_notrace_module
+class SlicedMlp(Mlp):
+    """An MLP that, in evaluation on a CPU, takes a part of the tokens at a time.
+
+    Its wide hidden layer would else set the peak memory of the model, and leave the cache.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        forward = super().forward
+        parts = ceil(x.shape[0] * x.shape[1] / SLICE_TOKENS)
+        whole = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if whole or parts == 1 or x.device.type != "cpu":
+            return forward(x)
+        dim = 0 if x.shape[0] >= parts else 1
+        return torch.cat([forward(part) for part in x.tensor_split(parts, dim)], dim)
 
 
 class RetentionBlock(nn.Module):
@@ -58,25 +75,10 @@ class RetentionBlock(nn.Module):
         self.ls1 = LayerScale(dim, init_values, **dd) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=1e-6, **dd)
-        self.mlp = Mlp(dim, 4 * dim, drop=proj_drop, **dd)
+        self.mlp = SlicedMlp(dim, 4 * dim, drop=proj_drop, **dd)
         self.ls2 = LayerScale(dim, init_values, **dd) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         x = x + self.drop_path1(self.ls1(self.retention(self.norm1(x), grid)))
-        return self._mlp_branch(x) if self.training else in_slices(self._mlp_branch, x)
-
-    def _mlp_branch(self, x: Tensor) -> Tensor:
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-
-
-def in_slices(tokenwise: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Without gradients on a CPU, a function of each token by itself runs on a part of the tokens at a time.
-
-    The wide hidden layer of the MLP would else set the peak memory of the model, and leave the cache.
-    """
-    parts = ceil(x.shape[0] * x.shape[1] / SLICE_TOKENS)
-    if parts == 1 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return tokenwise(x)
-    dim = 0 if x.shape[0] >= parts else 1
-    return torch.cat([tokenwise(part) for part in x.tensor_split(parts, dim)], dim)
