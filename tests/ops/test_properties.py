@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from compare import inputs, relative_error
+from compare import PLAIN_1D, PLAIN_2D, inputs, relative_error
 from torch import Tensor
 
 from vir import ops
 
-FORMS_1D, FORMS_2D = ops.FORMS_1D[1:], ops.FORMS_2D[1:]
+FORMS_1D, FORMS_2D = PLAIN_1D[1:], PLAIN_2D[1:]
 
 
 def changed_tokens(before: Tensor, after: Tensor) -> set[int]:

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from vir.ops import checks, forms_1d, forms_2d
+import torch
+
+from vir.ops import checks, forms_1d, forms_2d, kernels
 from vir.ops.parts import Stateful, in_parts
 
-Form = Literal["auto", "parallel", "recurrent", "scan", "chunkwise"]
-FORMS_1D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "chunkwise")
-FORMS_2D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "scan", "chunkwise")
+Form = Literal["auto", "parallel", "recurrent", "scan", "chunkwise", "kernel"]
+FORMS_1D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "chunkwise", "kernel")
+FORMS_2D: tuple[Form, ...] = ("auto", "parallel", "recurrent", "scan", "chunkwise", "kernel")
 
 CHUNK_TOKENS = 64  # of a chunk in 1D, unless the caller says otherwise
 CHUNK_ROWS = 16  # of a band in 2D
@@ -37,13 +39,26 @@ class Plan:
 
 
 def plan_1d(
-    n: int, *, form: Form = "auto", chunk: int | None = None, device: str = "cpu", gradients: bool = False
+    n: int,
+    *,
+    form: Form = "auto",
+    chunk: int | None = None,
+    device: str = "cpu",
+    gradients: bool = False,
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 64,
 ) -> Plan:
-    """Which form `retention_1d` runs for n tokens: parallel while its n x n scores are cheap, then chunkwise."""
+    """Which form `retention_1d` runs for n tokens.
+
+    On a GPU the kernel; elsewhere parallel while its n x n scores are cheap, then chunkwise.
+    """
     checks.check_form("retention_1d", form, FORMS_1D)
     checks.check_chunk("retention_1d", chunk)
     if form == "auto":
-        form = "parallel" if n <= _PARALLEL_UP_TO["1d", _kind(device), gradients] else "chunkwise"
+        small = n <= _PARALLEL_UP_TO["1d", _kind(device), gradients]
+        form = _automatic(small, device, dtype, head_dim, chunk)
+    if form == "kernel":
+        check_kernel("retention_1d", device, dtype, head_dim, chunk)
     return Plan(form, (chunk or CHUNK_TOKENS) if form == "chunkwise" else None)
 
 
@@ -54,14 +69,42 @@ def plan_2d(
     chunk: int | None = None,
     device: str = "cpu",
     gradients: bool = False,
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 64,
 ) -> Plan:
-    """Which form `retention_2d` runs on a grid of patches: parallel while it is small, then bands of rows."""
+    """Which form `retention_2d` runs on a grid of patches.
+
+    On a GPU the kernel; elsewhere parallel while the grid is small, then bands of rows.
+    """
     checks.check_form("retention_2d", form, FORMS_2D)
     checks.check_chunk("retention_2d", chunk)
     if form == "auto":
         small = grid[0] * grid[1] <= _PARALLEL_UP_TO["2d", _kind(device), gradients]
-        form = "parallel" if small else "chunkwise"
+        form = _automatic(small, device, dtype, head_dim, chunk)
+    if form == "kernel":
+        check_kernel("retention_2d", device, dtype, head_dim, chunk)
     return Plan(form, (chunk or CHUNK_ROWS) if form == "chunkwise" else None)
+
+
+def _automatic(small: bool, device: str, dtype: torch.dtype, head_dim: int, chunk: int | None) -> Form:
+    if chunk is None and kernels.usable(device) and kernels.serve(head_dim, dtype):
+        return "kernel"
+    return "parallel" if small else "chunkwise"
+
+
+def check_kernel(op: str, device: str, dtype: torch.dtype, head_dim: int, chunk: int | None) -> None:
+    if not kernels.possible(device):
+        raise ValueError(
+            f"{op}: form='kernel' on {device}, expected a CUDA GPU of compute capability 8.0 or newer, with Triton "
+            "installed. Move the tensors to one, or leave form='auto': it takes the kernel where there is one."
+        )
+    if not kernels.serve(head_dim, dtype):
+        raise ValueError(
+            f"{op}: form='kernel' with {dtype} and head size {head_dim}, expected float32, bfloat16 or float16 and "
+            f"at most {kernels.LARGEST_HEAD}. Use form='chunkwise' or 'auto'."
+        )
+    if chunk is not None:
+        raise ValueError(f"{op}: form='kernel' with chunk={chunk}, expected None: a kernel has its own tiles.")
 
 
 def _kind(device: str) -> str:

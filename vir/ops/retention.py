@@ -6,7 +6,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from vir.ops import checks, forms_1d, forms_2d
+from vir.ops import checks, forms_1d, forms_2d, kernels
 from vir.ops.dispatch import Form, Plan, plan_1d, plan_2d, stateful_1d, stateful_2d
 from vir.ops.parts import concatenate
 
@@ -14,6 +14,8 @@ from vir.ops.parts import concatenate
 class Where(TypedDict):
     device: str
     gradients: bool
+    dtype: torch.dtype
+    head_dim: int
 
 
 def retention_1d(
@@ -25,14 +27,17 @@ def retention_1d(
     form: Form = "auto",
     chunk: int | None = None,
     scale: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Retention over a sequence: a token sees itself and those before it, fading by gamma with each step.
 
-    Layout `b n h d`; `scale` multiplies the query and is head_dim ** -0.5 by default. Every form gives the same
-    numbers; `plan_1d` tells which one runs.
+    Layout `b n h d`; `scale` multiplies the query and is head_dim ** -0.5 by default; `dtype` is that of the output,
+    v's by default. Every form gives the same numbers; `plan_1d` tells which one runs.
     """
     checks.check_qkv("retention_1d", q, k, v, gamma)
     plan = plan_1d(q.shape[1], form=form, chunk=chunk, **_where(q, k, v))
+    if plan.form == "kernel":
+        return kernels.sequence(q, k, v, gamma, _scale(q, scale), dtype or v.dtype, None, final=False)[0]
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         decay = gamma.to(qkv[0].dtype), _scale(q, scale)
@@ -40,7 +45,7 @@ def retention_1d(
             out = forms_1d.parallel(*qkv, *decay)
         else:
             out, _ = stateful_1d(plan)(*qkv, *decay, _no_state(*qkv))
-        return out.transpose(1, 2).to(v.dtype)
+        return out.transpose(1, 2).to(dtype or v.dtype)
 
 
 def retention_1d_stream(
@@ -59,9 +64,12 @@ def retention_1d_stream(
     """
     op = "retention_1d_stream"
     checks.check_qkv(op, q, k, v, gamma)
-    plan = plan_1d(q.shape[1], form="recurrent" if q.shape[1] == 1 else "chunkwise", chunk=chunk)
     if state is not None:
         checks.check_state(op, state, (q.shape[0], q.shape[2], q.shape[3], v.shape[3]), like=q)
+    plan = plan_1d(q.shape[1], chunk=chunk, **_where(q, k, v))
+    if plan.form == "kernel":
+        return kernels.sequence(q, k, v, gamma, _scale(q, scale), v.dtype, state, final=True)
+    plan = plan_1d(q.shape[1], form="recurrent" if q.shape[1] == 1 else "chunkwise", chunk=chunk)
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         state = _no_state(*qkv) if state is None else state
@@ -79,15 +87,19 @@ def retention_2d(
     form: Form = "auto",
     chunk: int | None = None,
     scale: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Retention on a grid (rows, cols): a token sees what is neither below nor right of it, fading by L1 distance.
 
     One token more than rows * cols is the class token: it stands a row under the last patch and sees them all.
-    `chunk` counts rows. Every form gives the same numbers; `plan_2d` tells which one runs.
+    `chunk` counts rows; `dtype` is that of the output, v's by default. Every form gives the same numbers; `plan_2d`
+    tells which one runs.
     """
     checks.check_qkv("retention_2d", q, k, v, gamma)
     checks.check_grid("retention_2d", q.shape[1], grid)
     plan = plan_2d(grid, form=form, chunk=chunk, **_where(q, k, v))
+    if plan.form == "kernel":
+        return kernels.grid(q, k, v, gamma, _scale(q, scale), dtype or v.dtype, *grid)
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         decay = gamma.to(qkv[0].dtype), _scale(q, scale)
@@ -95,7 +107,7 @@ def retention_2d(
             out = forms_2d.parallel(*qkv, *decay, grid)
         else:
             out, _ = _rows_then_class_token(*qkv, *decay, _no_state(*qkv, cols=grid[1]), plan)
-        return out.transpose(1, 2).to(v.dtype)
+        return out.transpose(1, 2).to(dtype or v.dtype)
 
 
 def retention_2d_stream(
@@ -116,9 +128,20 @@ def retention_2d_stream(
     op = "retention_2d_stream"
     checks.check_qkv(op, q, k, v, gamma)
     checks.check_cols(op, q.shape[1], cols)
-    plan = plan_2d((q.shape[1] // cols, cols), form="chunkwise", chunk=chunk)
     if state is not None:
         checks.check_state(op, state, (q.shape[0], q.shape[2], cols, q.shape[3], v.shape[3]), like=q)
+    grid = q.shape[1] // cols, cols
+    patches = grid[0] * cols
+    plan = plan_2d(grid, chunk=chunk, **_where(q, k, v))
+    if plan.form == "kernel" and patches:
+        rows = q[:, :patches], k[:, :patches], v[:, :patches]
+        out, state = kernels.rows(*rows, gamma, _scale(q, scale), v.dtype, cols, state)
+        if patches == q.shape[1]:
+            return out, state
+        token = q[:, patches:], k[:, patches:], v[:, patches:]
+        last, state = retention_2d_stream(*token, gamma, cols, state, scale=scale)
+        return torch.cat([out, last], 1), state
+    plan = plan_2d(grid, form="chunkwise", chunk=chunk)
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         state = _no_state(*qkv, cols=cols) if state is None else state
@@ -151,7 +174,12 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _where(q: Tensor, k: Tensor, v: Tensor) -> Where:
     needs = q.requires_grad or k.requires_grad or v.requires_grad
-    return {"device": q.device.type, "gradients": torch.is_grad_enabled() and needs}
+    return {
+        "device": q.device.type,
+        "gradients": torch.is_grad_enabled() and needs,
+        "dtype": q.dtype,
+        "head_dim": max(q.shape[3], v.shape[3]),
+    }
 
 
 def _scale(q: Tensor, scale: float | None) -> float:

@@ -1,0 +1,261 @@
+"""The kernels equal the definition: on a GPU as they are, elsewhere by Triton's interpreter at small sizes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from compare import KERNEL_TOLERANCE, case_1d, case_2d, check, close, inputs, relative_error
+from torch import Tensor
+
+from vir import ops
+
+pytest.importorskip("triton")
+from vir.ops import kernels
+from vir.ops.triton import launch, operators
+from vir.ops.triton.settings import Tile
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDED = DTYPES[:2] if torch.cuda.is_available() else DTYPES[:1]  # the interpreter rounds no operands
+HEAD_SIZES = [(16, 16), (40, 40), (49, 64)]
+GRIDS = [(1, 1), (1, 9), (9, 1), (7, 5), (6, 19)]  # the last is wider than a tile
+MORE = pytest.mark.gpu  # sizes for which the interpreter is too slow
+LARGER_GRIDS = [pytest.param(grid, marks=MORE) for grid in ((14, 14), (3, 37), (37, 29), (40, 16))]
+LARGER_HEADS = [
+    pytest.param(d, e, marks=MORE) for d, e in ((32, 32), (48, 48), (64, 64), (80, 80), (128, 128), (64, 128))
+]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """torch.empty gives NaN: what a kernel leaves unwritten is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut sequences into so many segments, however many walks there are."""
+    monkeypatch.setattr(launch, "segment_length", lambda tokens, *_: -(-tokens // request.param))
+
+
+def run_1d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+    return ops.retention_1d(q, k, v, gamma, form="kernel"), None
+
+
+def run_1d_with_state(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    return kernels.sequence(q, k, v, gamma, q.shape[3] ** -0.5, q.dtype, None, final=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 63, 100, pytest.param(197, marks=MORE)])
+@pytest.mark.parametrize(("d", "e"), HEAD_SIZES + LARGER_HEADS)
+def test_1d_equals_definition(n: int, d: int, e: int, dtype: torch.dtype) -> None:
+    check(run_1d, case_1d(n, d, e), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("segments", [1, 3], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -> None:
+    check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("segments", [1, 3], indirect=True)
+@pytest.mark.parametrize("sizes", [[99, 1], [1, 99], [33, 67]], ids=str)
+def test_1d_stream_passes_states_and_their_gradients(segments: None, sizes: list[int]) -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor | None]:
+        outs, state = [], None
+        for piece in zip(*(x.split(sizes, dim=1) for x in (q, k, v)), strict=True):
+            out, state = kernels.sequence(*piece, gamma, q.shape[3] ** -0.5, q.dtype, state, final=True)
+            outs.append(out)
+        return torch.cat(outs, dim=1), state
+
+    for dtype in ROUNDED:
+        check(run, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("class_token", [False, True], ids=["patches", "class"])
+@pytest.mark.parametrize("grid", GRIDS + LARGER_GRIDS, ids=str)
+def test_2d_equals_definition(grid: tuple[int, int], class_token: bool, dtype: torch.dtype) -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, grid, form="kernel"), None
+
+    check(run, case_2d(grid, class_token, 16, 16), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize(("d", "e"), [(40, 40), (49, 64), *LARGER_HEADS])
+@pytest.mark.parametrize("grid", [(7, 5), pytest.param((9, 20), marks=MORE)], ids=str)
+def test_2d_head_sizes(grid: tuple[int, int], d: int, e: int) -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, grid, form="kernel"), None
+
+    for dtype in ROUNDED:
+        check(run, case_2d(grid, True, d, e), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("tile", [Tile(4, 4, 4, 1), Tile(8, 2, 4, 1), Tile(2, 16, 4, 1)], ids=str)
+def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, (7, 5), form="kernel"), None
+
+    check(run, case_2d((7, 5), True, 16, 16), torch.float32, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("rows", [[7], [1, 6], [3, 3, 1]], ids=str)
+def test_2d_stream_passes_states_and_their_gradients(rows: list[int]) -> None:
+    sizes = [5 * r for r in rows]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor | None]:
+        outs, state = [], None
+        for piece in zip(*(x.split(sizes, dim=1) for x in (q, k, v)), strict=True):
+            out, state = kernels.rows(*piece, gamma, q.shape[3] ** -0.5, q.dtype, 5, state)
+            outs.append(out)
+        return torch.cat(outs, dim=1), state
+
+    for dtype in ROUNDED:
+        check(run, case_2d((7, 5), False, 16, 16), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-6, 0.49, 1.0])
+def test_any_decay(gamma: float) -> None:
+    """From one that forgets at once to one that never does; no power of it leaves the range of numbers."""
+    q, k, v, _ = inputs(40, 16, 16)
+    gammas = torch.full((3,), gamma, dtype=torch.float64)
+    here = [x.to(DEVICE, torch.float32) for x in (q, k, v, gammas)]
+    want = ops.retention_1d(q, k, v, gammas, form="parallel")
+    close("1d", ops.retention_1d(*here, form="kernel"), want, 1e-4)
+    for grid in ((8, 5), (2, 20)):
+        want = ops.retention_2d(q, k, v, gammas, grid, form="parallel")
+        close("2d", ops.retention_2d(*here, grid, form="kernel"), want, 1e-4)
+
+
+def test_views_of_one_qkv_tensor_and_expanded_gradients() -> None:
+    qkv = torch.randn(2, 36, 3, 3, 24, device=DEVICE, requires_grad=True)
+    gamma = torch.tensor([0.5, 0.9, 0.99], device=DEVICE)
+    for form in ("kernel", "parallel"):
+        qkv.grad = None
+        q, k, v = qkv.unbind(2)
+        out = ops.retention_1d(q, k, v, gamma, form=form) + ops.retention_2d(q, k, v, gamma, (7, 5), form=form)
+        out.sum().backward()
+        if form == "kernel":
+            got, grad = out.detach(), qkv.grad
+    close("out", got, out, 1e-5)
+    close("grad", grad, qkv.grad, 1e-5)
+
+
+def test_same_bits_twice() -> None:
+    q, k, v = (torch.randn(1, 101, 2, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    gamma = ops.decay(2, device=DEVICE)
+    grad = torch.randn_like(v)
+    runs = []
+    for _ in range(2):
+        both = ops.retention_1d(q, k, v, gamma, form="kernel"), ops.retention_2d(q, k, v, gamma, (4, 25), form="kernel")
+        runs.append([*both, *(g for out in both for g in torch.autograd.grad(out, (q, k, v), grad))])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_registered_with_pytorch() -> None:
+    """Schema, fake tensors, gradients and tracing of every operator, by PyTorch's own check."""
+    q, k, v = (torch.randn(1, 11, 2, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    gamma = ops.decay(2, device=DEVICE)
+    state = torch.randn(1, 2, 16, 16, device=DEVICE, requires_grad=True)
+    columns = torch.randn(1, 2, 11, 16, 16, device=DEVICE, requires_grad=True)
+    for start, final in ((None, False), (state, True)):
+        torch.library.opcheck(operators.sequence, (q, k, v, gamma, 0.25, start, final, torch.float32))
+    torch.library.opcheck(operators.grid, (q, k, v, gamma, 0.25, 2, 5, torch.float32))
+    torch.library.opcheck(operators.column_states, (k, v, gamma, 1.0, 11, False))
+    torch.library.opcheck(operators.see_columns, (q, columns, gamma, 0.25, False, False, torch.float32))
+
+
+def test_output_in_full_precision() -> None:
+    """fp16 tokens whose sums leave fp16's range: the output can be asked for in float32, from every form."""
+    q = torch.full((1, 70, 1, 16), 60.0, device=DEVICE, dtype=torch.float16)
+    gamma = torch.ones(1, device=DEVICE)
+    for form in ("kernel", "parallel", "chunkwise"):
+        for out in (
+            ops.retention_1d(q, q, q, gamma, form=form, dtype=torch.float32),
+            ops.retention_2d(q, q, q, gamma, (7, 10), form=form, dtype=torch.float32),
+        ):
+            assert out.dtype == torch.float32
+            assert out[0, -1, 0, 0] == pytest.approx(70 * 60.0**3 * 4, rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_auto_takes_the_kernels_on_a_gpu() -> None:
+    where = {"device": "cuda", "dtype": torch.bfloat16}
+    assert ops.plan_1d(197, **where).form == "kernel"
+    assert ops.plan_2d((14, 14), **where).form == "kernel"
+    assert ops.plan_1d(197, device="cuda", dtype=torch.float64).form == "parallel"
+    assert ops.plan_1d(197, **where, head_dim=129).form == "parallel"
+    assert ops.plan_1d(197, **where, chunk=32).form == "parallel"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "grid"), [(1025, (32, 32)), (4097, (64, 64)), (6000, (100, 60)), (8193, (16, 512))])
+def test_large_sizes(n: int, grid: tuple[int, int], dtype: torch.dtype) -> None:
+    """On fresh random inputs, against the parallel form in float64 with gradients."""
+    generator = torch.Generator("cuda").manual_seed(torch.seed())
+    q, k, v, grad = torch.randn(4, 1, n, 2, 64, device="cuda", generator=generator).to(dtype).unbind(0)
+    gamma = ops.decay(2, device="cuda", dtype=torch.float64)
+
+    def with_gradients(dims: str, form: ops.Form, dtype: torch.dtype) -> list[Tensor]:
+        qkv = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        decay = gamma.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        if dims == "1d":
+            out = ops.retention_1d(*qkv, decay, form=form)
+        else:
+            out = ops.retention_2d(*qkv, decay, grid, form=form)
+        return [out, *torch.autograd.grad(out, qkv, grad.to(dtype))]
+
+    for dims in ("1d", "2d"):
+        got, want = with_gradients(dims, "kernel", dtype), with_gradients(dims, "parallel", torch.float64)
+        for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+            close(f"{dims} {name}", a, b, KERNEL_TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", [32, 64, 128])
+def test_transposed_dot_is_not_miscompiled(d: int, dtype: torch.dtype) -> None:
+    """Triton 3.4 to 3.7 on Hopper was reported to get `dot(trans(a), b)` wrong in another library's gradient of k
+    (flash-linear-attention issues 640, 826, 984). Ours has such products in every state: many lengths, many seeds."""
+    gamma = ops.decay(4, device="cuda")
+    for seed, n in enumerate((64, 65, 128, 200, 256, 511, 512, 1000)):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        q, k, v, grad = torch.randn(4, 3, n, 4, d, device="cuda", generator=generator).to(dtype).unbind(0)
+        _, dk, dv, _ = operators.sequence_backward(grad, None, q, k, v, gamma, d**-0.5, None)
+        q64, grad64 = q.double(), grad.double()
+        k64, v64 = k.double().requires_grad_(), v.double().requires_grad_()
+        out = ops.retention_1d(q64, k64, v64, gamma.double(), form="parallel", scale=d**-0.5)
+        want = torch.autograd.grad(out, (k64, v64), grad64)
+        assert relative_error(dk, want[0]) < KERNEL_TOLERANCE[dtype], f"dk, n={n}"
+        assert relative_error(dv, want[1]) < KERNEL_TOLERANCE[dtype], f"dv, n={n}"
+
+
+@pytest.mark.gpu
+def test_compiled_exported_and_in_a_cuda_graph() -> None:
+    gamma = ops.decay(3, device="cuda")
+
+    class Both(torch.nn.Module):
+        def forward(self, qkv: Tensor) -> Tensor:
+            q, k, v = qkv.unbind(2)
+            return ops.retention_1d(q, k, v, gamma) + ops.retention_2d(q, k, v, gamma, (12, 11))
+
+    qkv = torch.randn(2, 133, 3, 3, 64, device="cuda", dtype=torch.bfloat16)
+    model = Both()
+    want = model(qkv)
+    assert torch.equal(torch.compile(model, fullgraph=True)(qkv), want)
+    exported = torch.export.export(model, (qkv,))
+    assert "vir.grid" in str(exported.graph)
+    assert torch.equal(exported.module()(qkv), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = model(qkv)
+    qkv.normal_()
+    graph.replay()
+    assert torch.equal(out, model(qkv))

@@ -1,0 +1,68 @@
+"""The GPU kernels, where Triton and a GPU that it knows are present; elsewhere PyTorch gives the same numbers."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from vir.ops.decay import mask_1d
+
+INSTALLED = find_spec("triton") is not None
+if INSTALLED:
+    from vir.ops.triton import operators
+
+LARGEST_HEAD = 128
+OLDEST_GPU = (8, 0)  # compute capability that Triton supports
+
+
+@torch.compiler.assume_constant_result
+@cache
+def usable(device: str) -> bool:
+    """Whether kernels run on this kind of device here, and fast."""
+    return (
+        INSTALLED
+        and device == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= OLDEST_GPU
+    )
+
+
+def possible(device: str) -> bool:
+    """Whether kernels run here at all: Triton's interpreter (TRITON_INTERPRET=1) runs them on a CPU, to test them."""
+    return usable(device) or (INSTALLED and operators.launch.INTERPRETED)
+
+
+def serve(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels know such heads and numbers."""
+    return head_dim <= LARGEST_HEAD and dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def sequence(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
+) -> tuple[Tensor, Tensor]:
+    """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
+    return operators.sequence(q, k, v, gamma.float(), scale, state, final, dtype)
+
+
+def grid(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
+) -> Tensor:
+    """2D retention, `b n h d`, the class token included."""
+    return operators.grid(q, k, v, gamma.float(), scale, rows, cols, dtype)
+
+
+def rows(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, cols: int, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
+    gamma = gamma.float()
+    height = q.shape[1] // cols
+    out = operators.grid(q, k, v, gamma, scale, height, cols, torch.float32)
+    made = operators.column_states(k, v, gamma, 1.0, cols, False)  # b h x k v
+    final = torch.einsum("hxw,bhwkv->bhxkv", mask_1d(gamma, cols), made)  # a column sees those left of it
+    if state is not None:
+        out = out + operators.see_columns(q, state, gamma, scale, False, False, torch.float32)
+        final = final + gamma[:, None, None, None] ** height * state
+    return out.to(dtype), final

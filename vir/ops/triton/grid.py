@@ -1,0 +1,213 @@
+"""2D retention on tiles of patches: a program for each tile of queries, and one for the class token.
+
+What a tile sees is the sum of its own patches, of the tiles above it in the same tile column, of those left of it in
+the same tile row (all by masked products), and of everything above and left of both: one state at its corner. The
+corners of the whole grid are made first, by `tile_row_states` along the rows and `join_tile_rows` down the columns. A
+grid no wider than a tile has neither left nor corner.
+
+BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
+The class token sees all patches from one row under the last; turned, it is seen by all of them.
+"""
+
+import triton
+import triton.language as tl
+
+from vir.ops.triton.pieces import (
+    load_rows,
+    log2_decay,
+    operand,
+    power,
+    product,
+    scaled,
+    state_mask,
+    state_offsets,
+    store_rows,
+)
+
+
+@triton.jit
+def grid(
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr,
+    q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
+    rows, cols, heads, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(1)
+    batch, head = tl.cast(bh // heads, tl.int64), bh % heads
+    lg = log2_decay(gamma_ptr, head)
+    q_ptr += batch * q_b + head * q_h
+    k_ptr += batch * k_b + head * k_h
+    v_ptr += batch * v_b + head * v_h
+    out_ptr += batch * out_b + head * out_h
+    tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.cdiv(rows, ROWS)
+    corner_ptr += tl.cast(bh, tl.int64) * tiles_x * tiles_y * DK * DV
+    program = tl.program_id(0)
+    if CLASS:
+        program -= 1
+    if program < 0:
+        class_token(
+            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+            DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK, OPERAND,
+        )  # fmt: skip
+    else:  # the longest loops, at the bottom, begin first
+        tile(
+            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+            tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
+            DK, DV, BK, BV, ROWS, COLS, CORNERS, CLASS, BACK, OPERAND, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def tile(
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+    tile_y, tile_x, tiles_x,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    dk, dv = tl.arange(0, BK), tl.arange(0, BV)
+    i = tl.arange(0, ROWS * COLS)
+    x, y = i % COLS, i // COLS
+    inside = y * cols + x  # of the tile, in tokens
+    turn = -1 if BACK else 1
+    if BACK:
+        inside = -inside
+    origin = tl.cast(rows, tl.int64) * cols - 1 if BACK else tl.cast(rows, tl.int64) * 0
+    q_in, k_in, v_in, out_in = inside * q_n, inside * k_n, inside * v_n, inside * out_n
+    ok_x, ok_y = tile_x * COLS + x < cols, tile_y * ROWS + y < rows
+    here = origin + turn * (tl.cast(tile_y, tl.int64) * ROWS * cols + tile_x * COLS)
+    q = load_rows(q_ptr + here * q_n, q_in, ok_x & ok_y, dk, DK, OPERAND)
+    k = load_rows(k_ptr + here * k_n, k_in, ok_x & ok_y, dk, DK, OPERAND)
+    v = load_rows(v_ptr + here * v_n, v_in, ok_x & ok_y, dv, DV, OPERAND)
+    across, down = x[:, None] - x[None, :], y[:, None] - y[None, :]
+    steps = across + down
+    own = tl.where((across >= 0) & (down >= 0), power(lg, steps), 0.0) * scale
+    scores = product(q, tl.trans(k), PRECISION) * own
+    out = product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+    if CORNERS and (tile_x > 0) & (tile_y > 0):
+        at = tl.cast((tile_y - 1) * tiles_x + tile_x - 1, tl.int64) * DK * DV
+        ok = state_mask(dk, dv, DK, DV)
+        corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0)
+        corner = operand(corner.to(tl.float32), OPERAND, PRECISION)
+        out += product(q, corner, PRECISION) * (power(lg, x + y + 2) * scale)[:, None]
+    # Exponents are kept from being negative: the tile's distance is short by what is added here.
+    mask = tl.where(across >= 0, power(lg, tl.maximum(steps + ROWS - 1, 0)), 0.0) * scale
+    there = origin + turn * tl.cast(tile_x, tl.int64) * COLS
+    for above in range(0, tile_y):
+        k = load_rows(k_ptr + there * k_n, k_in, ok_x, dk, DK, OPERAND)
+        v = load_rows(v_ptr + there * v_n, v_in, ok_x, dv, DV, OPERAND)
+        scores = product(q, tl.trans(k), PRECISION) * (mask * power(lg, (tile_y - 1 - above) * ROWS + 1))
+        out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+        there += turn * ROWS * cols
+    if CORNERS:
+        mask = tl.where(down >= 0, power(lg, tl.maximum(steps + COLS - 1, 0)), 0.0) * scale
+        there = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
+        for left in range(0, tile_x):
+            k = load_rows(k_ptr + there * k_n, k_in, ok_y, dk, DK, OPERAND)
+            v = load_rows(v_ptr + there * v_n, v_in, ok_y, dv, DV, OPERAND)
+            scores = product(q, tl.trans(k), PRECISION) * (mask * power(lg, (tile_x - 1 - left) * COLS + 1))
+            out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+            there += turn * COLS
+    if CLASS and BACK:  # the class token is seen from every patch
+        last = tl.cast(rows, tl.int64) * cols
+        class_k = tl.load(k_ptr + last * k_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
+        class_v = tl.load(v_ptr + last * v_n + dv, mask=dv < DV, other=0.0).to(tl.float32)
+        score = tl.sum(q.to(tl.float32) * class_k[None, :], 1)
+        score *= power(lg, tile_x * COLS + x + tile_y * ROWS + y + 1) * scale
+        out += score[:, None] * class_v[None, :]
+    store_rows(out_ptr + here * out_n, out_in, ok_x & ok_y, dv, DV, out)
+
+
+@triton.jit
+def class_token(
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    CORNERS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
+    dk, dv = tl.arange(0, BK), tl.arange(0, BV)
+    patches = tl.cast(rows, tl.int64) * cols
+    q = tl.load(q_ptr + patches * q_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + patches * k_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + patches * v_n + dv, mask=dv < DV, other=0.0).to(tl.float32)
+    out = tl.sum(q * k, 0) * v
+    if not BACK:
+        if CORNERS:
+            at = (tl.cast(tl.cdiv(rows, ROWS), tl.int64) * tl.cdiv(cols, COLS) - 1) * DK * DV
+            ok = state_mask(dk, dv, DK, DV)
+            seen = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
+            out += tl.sum(q[:, None] * seen, 0) * tl.exp2(lg)
+        else:
+            i = tl.arange(0, ROWS * COLS)
+            for first in range(0, rows * cols, ROWS * COLS):
+                token = first + i
+                ok = token < rows * cols
+                keys = load_rows(k_ptr, tl.cast(token, tl.int64) * k_n, ok, dk, DK, tl.float32)
+                values = load_rows(v_ptr, tl.cast(token, tl.int64) * v_n, ok, dv, DV, tl.float32)
+                steps = tl.maximum(cols - 1 - token % cols + rows - token // cols, 0)
+                scores = tl.sum(keys * q[None, :], 1) * power(lg, steps)
+                out += tl.sum(scores[:, None] * values, 0)
+    tl.store(out_ptr + patches * out_n + dv, (out * scale).to(out_ptr.dtype.element_ty), mask=dv < DV)
+
+
+@triton.jit
+def tile_row_states(
+    k_ptr, v_ptr, corner_ptr, gamma_ptr,
+    k_b, k_n, k_h, v_b, v_n, v_h,
+    rows, cols, heads,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The state at the last patch of each tile, of its own tile row."""
+    tile_y, bh = tl.program_id(0), tl.program_id(1)
+    batch, head = tl.cast(bh // heads, tl.int64), bh % heads
+    lg = log2_decay(gamma_ptr, head)
+    tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.num_programs(0)
+    dk, dv = tl.arange(0, BK), tl.arange(0, BV)
+    i = tl.arange(0, ROWS * COLS)
+    x, y = i % COLS, i // COLS
+    inside = y * cols + x
+    turn = -1 if BACK else 1
+    if BACK:
+        inside = -inside
+    origin = tl.cast(rows, tl.int64) * cols - 1 if BACK else tl.cast(rows, tl.int64) * 0
+    here = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
+    k_ptr += batch * k_b + head * k_h + here * k_n
+    v_ptr += batch * v_b + head * v_h + here * v_n
+    corner_ptr += (tl.cast(bh, tl.int64) * tiles_y + tile_y) * tiles_x * DK * DV
+    height = tl.minimum(ROWS, rows - tile_y * ROWS)
+    state = tl.zeros([BK, BV], tl.float32)
+    for tile_x in range(0, tiles_x):
+        width = tl.minimum(COLS, cols - tile_x * COLS)
+        ok = (x < width) & (y < height)
+        k = load_rows(k_ptr, inside * k_n, ok, dk, DK, OPERAND)
+        v = load_rows(v_ptr, inside * v_n, ok, dv, DV, OPERAND)
+        zeta = power(lg, tl.maximum(width + height - 2 - x - y, 0))
+        state = state * power(lg, width) + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        tl.store(
+            corner_ptr + state_offsets(dk, dv, DV, 1),
+            state.to(corner_ptr.dtype.element_ty),
+            mask=state_mask(dk, dv, DK, DV),
+        )
+        k_ptr += turn * COLS * k_n
+        v_ptr += turn * COLS * v_n
+        corner_ptr += DK * DV
+
+
+@triton.jit
+def join_tile_rows(
+    corner_ptr, gamma_ptr, rows, tiles_x, heads,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """In place, from the states of tile rows to those of all that is left of and above a tile's last patch."""
+    program, bh = tl.program_id(0), tl.program_id(1)
+    lg = log2_decay(gamma_ptr, bh % heads)
+    width = tiles_x * SIZE
+    e = program * PART + tl.arange(0, PART)
+    tiles_y = tl.cdiv(rows, ROWS)
+    places = corner_ptr + tl.cast(bh, tl.int64) * tiles_y * width + e
+    state = tl.zeros([PART], tl.float32)
+    for tile_y in range(0, tiles_y):
+        height = tl.minimum(ROWS, rows - tile_y * ROWS)
+        state = state * power(lg, height) + tl.load(places, mask=e < width, other=0.0).to(tl.float32)
+        tl.store(places, state.to(corner_ptr.dtype.element_ty), mask=e < width)
+        places += width

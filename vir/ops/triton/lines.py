@@ -1,0 +1,116 @@
+"""States of lines of tokens: the segments of a sequence, or the columns of a grid.
+
+A line is `length` tokens, `cols` apart, of a grid of rows and columns; a sequence is a grid of one column. The walk
+from the last row to the first, which the backward pass takes, counts rows from the end.
+"""
+
+import triton
+import triton.language as tl
+
+from vir.ops.triton.pieces import (
+    load_rows,
+    log2_decay,
+    operand,
+    power,
+    product,
+    scaled,
+    state_mask,
+    state_offsets,
+    store_rows,
+)
+
+
+@triton.jit
+def line_states(
+    k_ptr, v_ptr, state_ptr, gamma_ptr,
+    k_b, k_n, k_h, v_b, v_n, v_h,
+    rows, cols, length, heads, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """scale * sum over the line of gamma^(steps to its last token) k_j^T v_j; one step more on the way back."""
+    line, bh = tl.program_id(0), tl.program_id(1)
+    batch, head = tl.cast(bh // heads, tl.int64), bh % heads
+    lg = log2_decay(gamma_ptr, head)
+    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
+    first_row = line // cols * length
+    count = tl.minimum(length, rows - first_row)
+    row, step = first_row, cols
+    if BACK:
+        row, step = rows - 1 - first_row, -cols
+    token = tl.cast(row, tl.int64) * cols + line % cols
+    k_ptr += batch * k_b + head * k_h + token * k_n
+    v_ptr += batch * v_b + head * v_h + token * v_n
+    state = tl.zeros([BK, BV], tl.float32)
+    for done in range(0, count, CHUNK):
+        ok = i < count - done
+        k = load_rows(k_ptr, i * step * k_n, ok, dk, DK, OPERAND)
+        v = load_rows(v_ptr, i * step * v_n, ok, dv, DV, OPERAND)
+        left = count - 1 - done - i + (1 if BACK else 0)
+        state += product(tl.trans(scaled(k, power(lg, tl.maximum(left, 0)) * scale, OPERAND, PRECISION)), v, PRECISION)
+        k_ptr += CHUNK * step * k_n
+        v_ptr += CHUNK * step * v_n
+    state_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + line) * DK * DV
+    tl.store(state_ptr + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
+
+
+@triton.jit
+def apply_states(
+    q_ptr, state_ptr, out_ptr, gamma_ptr,
+    q_b, q_n, q_h, out_b, out_n, out_h, state_line, state_k, state_v,
+    rows, cols, heads, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out_i = scale * gamma^(steps from the state to i) q_i . state, a state for each column."""
+    col, bh = tl.program_id(0), tl.program_id(1)
+    batch, head = tl.cast(bh // heads, tl.int64), bh % heads
+    lg = log2_decay(gamma_ptr, head)
+    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
+    q_ptr += batch * q_b + head * q_h + tl.cast(col, tl.int64) * q_n
+    out_ptr += batch * out_b + head * out_h + tl.cast(col, tl.int64) * out_n
+    state_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + col) * state_line
+    ok = state_mask(dk, dv, DK, DV)
+    state = tl.load(state_ptr + state_offsets(dk, dv, state_k, state_v), mask=ok, other=0.0)
+    state = operand(state, OPERAND, PRECISION)
+    for done in range(0, rows, CHUNK):
+        row = done + i
+        q = load_rows(q_ptr, i * cols * q_n, row < rows, dk, DK, OPERAND)
+        steps = (rows - 1 - row) if BACK else row + 1
+        out = product(q, state, PRECISION) * (power(lg, tl.maximum(steps, 0)) * scale)[:, None]
+        store_rows(out_ptr, i * cols * out_n, row < rows, dv, DV, out)
+        q_ptr += tl.cast(CHUNK * cols, tl.int64) * q_n
+        out_ptr += tl.cast(CHUNK * cols, tl.int64) * out_n
+
+
+@triton.jit
+def join_segments(
+    state_ptr, start_ptr, end_ptr, gamma_ptr, start_k, start_v,
+    segments, tokens, length, heads,
+    DK: tl.constexpr, DV: tl.constexpr, SEGMENTS: tl.constexpr, PART: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr,
+):  # fmt: skip
+    """In place, from the state that each segment makes to the state in which it begins; and the final one.
+
+    All segments are read at once, a part of the state per program: the sum over earlier segments is a small product
+    with their decays. The state from outside stands before the first.
+    """
+    part, bh = tl.program_id(0), tl.program_id(1)
+    lg = log2_decay(gamma_ptr, bh % heads)
+    s, e = tl.arange(0, SEGMENTS), part * PART + tl.arange(0, PART)
+    ok = (s < segments)[:, None] & (e < DK * DV)[None, :]
+    places = state_ptr + (tl.cast(bh, tl.int64) * segments * DK * DV + s[:, None] * (DK * DV) + e[None, :])
+    made = tl.load(places, mask=ok, other=0.0)
+    between = (s[:, None] - 1 - s[None, :]) * length
+    weights = tl.where(between >= 0, power(lg, tl.maximum(between, 0)), 0.0)
+    begun = tl.dot(weights, made, input_precision="ieee")
+    outside = tl.zeros([PART], tl.float32)
+    if START:
+        offsets = tl.cast(bh, tl.int64) * DK * DV + e // DV * start_k + e % DV * start_v
+        outside = tl.load(start_ptr + offsets, mask=e < DK * DV, other=0.0)
+        begun += power(lg, s * length)[:, None] * outside[None, :]
+    if END:
+        after = tl.maximum(tokens - (s + 1) * length, 0)
+        final = tl.sum(made * power(lg, after)[:, None], 0) + power(lg, tokens) * outside
+        tl.store(end_ptr + tl.cast(bh, tl.int64) * DK * DV + e, final, mask=e < DK * DV)
+    tl.store(places, begun, mask=ok)

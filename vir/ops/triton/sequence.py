@@ -1,0 +1,132 @@
+"""1D retention: one walk over the sequence, chunk by chunk, with the state in registers.
+
+A walk reads q, k, v once and writes the output once. Where batch and heads give too few walks to fill the GPU, the
+sequence is cut into segments: `lines.py` makes the state at the start of each, and every segment is walked on its own.
+"""
+
+import triton
+import triton.language as tl
+
+from vir.ops.triton.pieces import (
+    load_rows,
+    log2_decay,
+    operand,
+    power,
+    product,
+    scaled,
+    state_mask,
+    state_offsets,
+    store_rows,
+)
+
+
+@triton.jit
+def walk(
+    q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
+    q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
+    tokens, length, heads, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
+
+    The state is that of the token before a chunk: sum of gamma^(steps to that token) k_j^T v_j.
+    """
+    segment, line = tl.program_id(0), tl.program_id(1)
+    batch, head = tl.cast(line // heads, tl.int64), line % heads
+    lg = log2_decay(gamma_ptr, head)
+    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
+    first = tl.cast(segment, tl.int64) * length
+    count = tl.minimum(length, tokens - segment * length)
+    q_ptr += batch * q_b + head * q_h + first * q_n
+    k_ptr += batch * k_b + head * k_h + first * k_n
+    v_ptr += batch * v_b + head * v_h + first * v_n
+    out_ptr += batch * out_b + head * out_h + first * out_n
+    states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
+
+    steps = i[:, None] - i[None, :]
+    mask = tl.where(steps >= 0, power(lg, steps), 0.0) * scale
+    xi = power(lg, i + 1) * scale
+    state = tl.zeros([BK, BV], tl.float32)
+    if START:
+        offsets = state_offsets(dk, dv, start_k, start_v)
+        state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
+    for done in range(0, count, CHUNK):
+        size = tl.minimum(CHUNK, count - done)
+        q = load_rows(q_ptr, i * q_n, i < size, dk, DK, OPERAND)
+        k = load_rows(k_ptr, i * k_n, i < size, dk, DK, OPERAND)
+        v = load_rows(v_ptr, i * v_n, i < size, dv, DV, OPERAND)
+        scores = product(q, tl.trans(k), PRECISION) * mask
+        out = product(q, operand(state, OPERAND, PRECISION), PRECISION) * xi[:, None]
+        out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+        store_rows(out_ptr, i * out_n, i < size, dv, DV, out)
+        zeta = power(lg, tl.maximum(size - 1 - i, 0))
+        state = state * power(lg, size) + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        q_ptr += CHUNK * q_n
+        k_ptr += CHUNK * k_n
+        v_ptr += CHUNK * v_n
+        out_ptr += CHUNK * out_n
+    if END:
+        tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
+
+
+@triton.jit
+def walk_back(
+    q_ptr, k_ptr, v_ptr, grad_ptr, dk_ptr, dv_ptr, start_ptr, end_ptr, gamma_ptr,
+    q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, grad_b, grad_n, grad_h, dk_b, dk_n, dk_h, dv_b, dv_n, dv_h,
+    tokens, length, heads, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of k and v, from the last token to the first; `grad` is that of the output.
+
+    dk_j = scale * sum over i >= j of gamma^(i - j) (v_j . grad_i) q_i, and dv_j likewise with (k_j . q_i) grad_i.
+    Both see one state, that of the last token of a chunk: sum of scale gamma^(steps) q_i^T grad_i over what comes
+    after the chunk, and the gradient of the final state. What is left of it at the front is that of the first state.
+    """
+    segment, line = tl.program_id(0), tl.program_id(1)  # segments counted from the end
+    batch, head = tl.cast(line // heads, tl.int64), line % heads
+    lg = log2_decay(gamma_ptr, head)
+    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
+    last = tl.cast(tokens - 1, tl.int64) - tl.cast(segment, tl.int64) * length
+    count = tl.minimum(length, tokens - segment * length)
+    q_ptr += batch * q_b + head * q_h + last * q_n
+    k_ptr += batch * k_b + head * k_h + last * k_n
+    v_ptr += batch * v_b + head * v_h + last * v_n
+    grad_ptr += batch * grad_b + head * grad_h + last * grad_n
+    dk_ptr += batch * dk_b + head * dk_h + last * dk_n
+    dv_ptr += batch * dv_b + head * dv_h + last * dv_n
+    states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
+
+    steps = i[:, None] - i[None, :]  # i counts from the end as well
+    mask = tl.where(steps >= 0, power(lg, steps), 0.0) * scale
+    xi = power(lg, i)
+    state = tl.zeros([BK, BV], tl.float32)
+    if START:
+        offsets = state_offsets(dk, dv, DV, 1)
+        state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
+    for done in range(0, count, CHUNK):
+        size = tl.minimum(CHUNK, count - done)
+        q = load_rows(q_ptr, -i * q_n, i < size, dk, DK, OPERAND)
+        k = load_rows(k_ptr, -i * k_n, i < size, dk, DK, OPERAND)
+        v = load_rows(v_ptr, -i * v_n, i < size, dv, DV, OPERAND)
+        grad = load_rows(grad_ptr, -i * grad_n, i < size, dv, DV, OPERAND)
+        seen = operand(state, OPERAND, PRECISION)
+        grad_k = product(v, tl.trans(seen), PRECISION) * xi[:, None]
+        scores = product(v, tl.trans(grad), PRECISION) * mask
+        grad_k += product(operand(scores, OPERAND, PRECISION), q, PRECISION)
+        store_rows(dk_ptr, -i * dk_n, i < size, dk, DK, grad_k)
+        grad_v = product(k, seen, PRECISION) * xi[:, None]
+        scores = product(k, tl.trans(q), PRECISION) * mask
+        grad_v += product(operand(scores, OPERAND, PRECISION), grad, PRECISION)
+        store_rows(dv_ptr, -i * dv_n, i < size, dv, DV, grad_v)
+        zeta = power(lg, tl.maximum(size - i, 0)) * scale
+        state = state * power(lg, size) + product(tl.trans(scaled(q, zeta, OPERAND, PRECISION)), grad, PRECISION)
+        q_ptr -= CHUNK * q_n
+        k_ptr -= CHUNK * k_n
+        v_ptr -= CHUNK * v_n
+        grad_ptr -= CHUNK * grad_n
+        dk_ptr -= CHUNK * dk_n
+        dv_ptr -= CHUNK * dv_n
+    if END:
+        tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))

@@ -1,0 +1,97 @@
+"""Launch settings, measured once: no search at the first call. `python -m vir.bench.tune` measures them anew."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
+LEAST_CHUNKS = 4  # of a segment
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Tokens of a chunk, or rows and columns of a tile; warps of a program; stages of the pipeline of loads."""
+
+    chunk: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+# (head size, bytes of an operand): a head size stands for those up to it.
+WALK = {
+    (32, 2): Launch(64, 4, 3),
+    (64, 2): Launch(64, 4, 3),
+    (128, 2): Launch(64, 8, 2),
+    (32, 4): Launch(64, 4, 2),
+    (64, 4): Launch(32, 4, 2),
+    (128, 4): Launch(32, 8, 1),
+}
+WALK_BACK = {
+    (32, 2): Launch(64, 4, 3),
+    (64, 2): Launch(64, 4, 3),
+    (128, 2): Launch(32, 8, 1),
+    (32, 4): Launch(32, 4, 2),
+    (64, 4): Launch(32, 4, 1),
+    (128, 4): Launch(16, 8, 1),
+}
+LINES = {
+    (32, 2): Launch(64, 4, 3),
+    (64, 2): Launch(64, 4, 3),
+    (128, 2): Launch(64, 8, 2),
+    (32, 4): Launch(64, 4, 2),
+    (64, 4): Launch(32, 4, 2),
+    (128, 4): Launch(32, 8, 1),
+}
+NARROW_COLS = 16
+NARROW = {
+    (32, 2): Tile(4, 16, 4, 3),
+    (64, 2): Tile(4, 16, 4, 3),
+    (128, 2): Tile(4, 16, 8, 2),
+    (32, 4): Tile(4, 16, 4, 2),
+    (64, 4): Tile(4, 16, 8, 1),
+    (128, 4): Tile(2, 16, 8, 1),
+}
+WIDE = {
+    (32, 2): Tile(8, 8, 4, 2),
+    (64, 2): Tile(8, 8, 4, 3, 168),
+    (128, 2): Tile(8, 8, 8, 2),
+    (32, 4): Tile(8, 8, 4, 2),
+    (64, 4): Tile(8, 8, 8, 1),
+    (128, 4): Tile(4, 8, 8, 1),
+}
+
+
+def sized(table: dict[tuple[int, int], T], block: int, operand_bytes: int) -> T:
+    return table[max(block, 32), operand_bytes]
+
+
+def processors(x: Tensor) -> int:
+    """Multiprocessors of the GPU that holds x; Triton's interpreter has one."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+
+
+def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) -> int:
+    """Tokens of a segment: the whole sequence if there are walks enough, else so many that the GPU is full."""
+    if walks >= multiprocessors or tokens <= LEAST_CHUNKS * chunk:
+        return tokens
+    segments = min(MOST_SEGMENTS, -(-2 * multiprocessors // walks), tokens // (LEAST_CHUNKS * chunk))
+    return -(-tokens // (segments * chunk)) * chunk
+
+
+def grid_tile(cols: int, block: int, operand_bytes: int) -> Tile:
+    """The tile for a grid: one as wide as the grid, if that is narrow, needs no corners."""
+    return sized(NARROW if cols <= NARROW_COLS else WIDE, block, operand_bytes)
