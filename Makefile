@@ -15,7 +15,7 @@ demo: .venv/installed
 	$(BIN)/vir demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 lint: .venv/installed
 	$(BIN)/ruff check .

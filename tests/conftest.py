@@ -3,6 +3,9 @@ import os
 # Some virtual machines announce AMX and trap when it is used; bf16 must not depend on that.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # one worker per core already: more threads only get in each other's way
+
 import pytest
 import torch
 

@@ -60,16 +60,16 @@ class MultiHeadRetention(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # b n h d
-        if q.dtype == torch.float16:  # a sum over thousands of tokens can leave its range before the norm
-            q, k, v = q.float(), k.float(), v.float()
         scale = None
         if self.scaled == "key":
             k, scale = k * k.shape[-1] ** -0.5, 1.0
+        # In fp16 a sum over thousands of tokens can leave its range before the norm.
+        dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
         gamma = ops.decay(self.heads, self.decay, device=x.device)
         if self.retention == "1d":
-            out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale)
+            out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
         else:
-            out = ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale)
+            out = ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
         out = self.norm(out.flatten(2)).to(x.dtype)
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out

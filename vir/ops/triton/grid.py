@@ -79,15 +79,16 @@ def tile(
     q = load_rows(q_ptr + here * q_n, q_in, ok_x & ok_y, dk, DK, OPERAND)
     k = load_rows(k_ptr + here * k_n, k_in, ok_x & ok_y, dk, DK, OPERAND)
     v = load_rows(v_ptr + here * v_n, v_in, ok_x & ok_y, dv, DV, OPERAND)
+    if CORNERS:  # read early, used late
+        at = tl.cast((tile_y - 1) * tiles_x + tile_x - 1, tl.int64) * DK * DV
+        ok = state_mask(dk, dv, DK, DV) & (tile_x > 0) & (tile_y > 0)
+        corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0)
     across, down = x[:, None] - x[None, :], y[:, None] - y[None, :]
     steps = across + down
     own = tl.where((across >= 0) & (down >= 0), power(lg, steps), 0.0) * scale
     scores = product(q, tl.trans(k), PRECISION) * own
     out = product(operand(scores, OPERAND, PRECISION), v, PRECISION)
-    if CORNERS and (tile_x > 0) & (tile_y > 0):
-        at = tl.cast((tile_y - 1) * tiles_x + tile_x - 1, tl.int64) * DK * DV
-        ok = state_mask(dk, dv, DK, DV)
-        corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0)
+    if CORNERS:
         corner = operand(corner.to(tl.float32), OPERAND, PRECISION)
         out += product(q, corner, PRECISION) * (power(lg, x + y + 2) * scale)[:, None]
     # Exponents are kept from being negative: the tile's distance is short by what is added here.

@@ -7,7 +7,17 @@ from torch import Tensor
 
 from vir.ops.triton import grid as kernels_2d
 from vir.ops.triton import lines, sequence
-from vir.ops.triton.settings import LINES, WALK, WALK_BACK, Tile, grid_tile, processors, segment_length, sized
+from vir.ops.triton.settings import (
+    LINES,
+    WALK,
+    WALK_BACK,
+    Tile,
+    grid_tile,
+    processors,
+    segment_length,
+    sequences_at_once,
+    sized,
+)
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
 
@@ -68,10 +78,11 @@ def walk(
     if count > 1:
         start = starts(k, v, gamma, 1.0, state, end, length, dtype=dtype, strides=state_strides)
         state_strides = (v.shape[3], 1)
-    sequence.walk[count, b * h](
+    several = sequences_at_once(b, h, count, processors(q)) if start is None and not final else 1
+    sequence.walk[count, -(-b // several) * h](
         q, k, v, out, out if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(out), *state_strides,
-        n, length, h, scale, **_sizes(k, v), **_numbers(dtype),
+        b, n, length, h, several, scale, **_sizes(k, v), **_numbers(dtype),
         CHUNK=set_.chunk, START=start is not None, END=final and count == 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
@@ -103,10 +114,11 @@ def walk_back(
     start = grad_state
     if count > 1:
         start = starts(q, grad, gamma, scale, grad_state, end, length, dtype=dtype, strides=(v.shape[3], 1), back=True)
-    sequence.walk_back[count, b * h](
+    several = sequences_at_once(b, h, count, processors(q)) if start is None and not first else 1
+    sequence.walk_back[count, -(-b // several) * h](
         q, k, v, grad, dk, dv, dk if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(grad), *_strides(dk), *_strides(dv),
-        n, length, h, scale, **_sizes(k, v), **_numbers(dtype),
+        b, n, length, h, several, scale, **_sizes(k, v), **_numbers(dtype),
         CHUNK=set_.chunk, START=start is not None, END=first and count == 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip

@@ -10,6 +10,7 @@ T = TypeVar("T")
 
 MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
 LEAST_CHUNKS = 4  # of a segment
+PROGRAMS = 2  # that a multiprocessor holds at once
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) ->
         return tokens
     segments = min(MOST_SEGMENTS, -(-2 * multiprocessors // walks), tokens // (LEAST_CHUNKS * chunk))
     return -(-tokens // (segments * chunk)) * chunk
+
+
+def sequences_at_once(batch: int, heads: int, segments: int, multiprocessors: int) -> int:
+    """Sequences that a program walks one after the other, so that all programs run at the same time."""
+    if segments > 1:
+        return 1
+    return min(batch, -(-batch * heads // (PROGRAMS * multiprocessors)))
 
 
 def grid_tile(cols: int, block: int, operand_bytes: int) -> Tile:
