@@ -1,15 +1,19 @@
 """The kernels equal the definition: on a GPU as they are, elsewhere by Triton's interpreter at small sizes."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
+from bounds import fenced
 from compare import KERNEL_TOLERANCE, case_1d, case_2d, check, close, inputs, relative_error
 from torch import Tensor
 
 from vir import ops
 
 pytest.importorskip("triton")
+from triton.runtime.errors import InterpreterError
+
 from vir.ops import kernels
 from vir.ops.triton import launch, operators
 from vir.ops.triton.settings import Tile
@@ -27,11 +31,20 @@ LARGER_HEADS = [
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
-    """torch.empty gives NaN: what a kernel leaves unwritten is seen."""
+def _poisoned_and_fenced_memory() -> Iterator[None]:
+    """torch.empty gives NaN: what a kernel leaves unwritten is seen. So is what it touches outside, if interpreted."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
+    with fenced() if launch.INTERPRETED else nullcontext():
+        yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="the fence stands in Triton's interpreter")
+def test_the_fence_holds() -> None:
+    k = torch.zeros(1, 5, 1, 16, device=DEVICE)
+    short = k[:, :4].clone()  # one token less than the kernel is told of
+    with pytest.raises(InterpreterError, match="outside the tensors"):
+        launch.line_states(k, short, torch.ones(1), 1.0, 1, 5, back=False, dtype=k.dtype)
 
 
 @pytest.fixture

@@ -80,5 +80,10 @@ class RetentionBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        x = x + self.drop_path1(self.ls1(self.retention(self.norm1(x), grid)))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        x = _add(x, self.drop_path1(self.retention(self.norm1(x), grid)), self.ls1)
+        return _add(x, self.drop_path2(self.mlp(self.norm2(x))), self.ls2)
+
+
+def _add(x: Tensor, branch: Tensor, scale: nn.Module) -> Tensor:
+    """x + scale(branch), in one pass over memory."""
+    return torch.addcmul(x, branch, scale.gamma) if isinstance(scale, LayerScale) else x + branch

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNormFp32
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -15,6 +14,15 @@ from vir.ops.decay import DecayKind
 
 Retention = Literal["1d", "2d"]
 FORMS = {"1d": ops.FORMS_1D, "2d": ops.FORMS_2D}
+
+
+class HeadsNorm(nn.LayerNorm):
+    """A LayerNorm that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
 
 @register_notrace_module
@@ -49,7 +57,7 @@ class MultiHeadRetention(nn.Module):
         self.chunk: int | None = None
         self.qkv = nn.Linear(dim, 3 * dim, device=device, dtype=dtype)
         self.gate = nn.Linear(dim, dim, device=device, dtype=dtype) if gated else None
-        self.norm = LayerNormFp32(dim, device=device, dtype=dtype)
+        self.norm = HeadsNorm(dim, eps=1e-6, device=device, dtype=dtype)
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
 
     def set_form(self, form: ops.Form, chunk: int | None = None) -> None:

@@ -3,7 +3,7 @@
 What a tile sees is the sum of its own patches, of the tiles above it in the same tile column, of those left of it in
 the same tile row (all by masked products), and of everything above and left of both: one state at its corner. The
 corners of the whole grid are made first, by `tile_row_states` along the rows and `join_tile_rows` down the columns. A
-grid no wider than a tile has neither left nor corner.
+grid no wider than a tile has no left (not WIDE), one of a single row or column of tiles has no CORNERS.
 
 BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
 The class token sees all patches from one row under the last; turned, it is seen by all of them.
@@ -31,7 +31,8 @@ def grid(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
     rows, cols, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     bh = tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
@@ -41,20 +42,20 @@ def grid(
     v_ptr += batch * v_b + head * v_h
     out_ptr += batch * out_b + head * out_h
     tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.cdiv(rows, ROWS)
-    corner_ptr += tl.cast(bh, tl.int64) * tiles_x * tiles_y * DK * DV
+    corner_ptr += tl.cast(bh, tl.int64) * (tiles_x - 1) * (tiles_y - 1) * DK * DV
     program = tl.program_id(0)
     if CLASS:
         program -= 1
     if program < 0:
         class_token(
             q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
-            DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK, OPERAND,
+            DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK,
         )  # fmt: skip
     else:  # the longest loops, at the bottom, begin first
         tile(
             q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
             tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
-            DK, DV, BK, BV, ROWS, COLS, CORNERS, CLASS, BACK, OPERAND, PRECISION,
+            DK, DV, BK, BV, ROWS, COLS, WIDE, CORNERS, CLASS, BACK, OPERAND, PRECISION,
         )  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def tile(
     q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
     tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
     i = tl.arange(0, ROWS * COLS)
@@ -80,8 +82,8 @@ def tile(
     k = load_rows(k_ptr + here * k_n, k_in, ok_x & ok_y, dk, DK, OPERAND)
     v = load_rows(v_ptr + here * v_n, v_in, ok_x & ok_y, dv, DV, OPERAND)
     if CORNERS:  # read early, used late
-        at = tl.cast((tile_y - 1) * tiles_x + tile_x - 1, tl.int64) * DK * DV
-        ok = state_mask(dk, dv, DK, DV) & (tile_x > 0) & (tile_y > 0)
+        at = tl.cast((tile_y - 1) * (tiles_x - 1) + tile_x - 1, tl.int64) * DK * DV
+        ok = (dk < tl.where((tile_x > 0) & (tile_y > 0), DK, 0))[:, None] & (dv < DV)[None, :]
         corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0)
     across, down = x[:, None] - x[None, :], y[:, None] - y[None, :]
     steps = across + down
@@ -100,7 +102,7 @@ def tile(
         scores = product(q, tl.trans(k), PRECISION) * (mask * power(lg, (tile_y - 1 - above) * ROWS + 1))
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
         there += turn * ROWS * cols
-    if CORNERS:
+    if WIDE:
         mask = tl.where(down >= 0, power(lg, tl.maximum(steps + COLS - 1, 0)), 0.0) * scale
         there = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
         for left in range(0, tile_x):
@@ -123,8 +125,9 @@ def tile(
 def class_token(
     q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    CORNERS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr,
+    CORNERS: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
+    """It sees itself, the last tile column, the last tile row, and the state at the corner that these leave."""
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
     patches = tl.cast(rows, tl.int64) * cols
     q = tl.load(q_ptr + patches * q_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
@@ -132,21 +135,23 @@ def class_token(
     v = tl.load(v_ptr + patches * v_n + dv, mask=dv < DV, other=0.0).to(tl.float32)
     out = tl.sum(q * k, 0) * v
     if not BACK:
+        last_x, last_y = tl.cdiv(cols, COLS) - 1, tl.cdiv(rows, ROWS) - 1
+        i = tl.arange(0, ROWS * COLS)
+        for tile_ in range(0, last_y + last_x + 1):
+            x = tl.where(tile_ < last_y, last_x, tile_ - last_y) * COLS + i % COLS
+            y = tl.minimum(tile_, last_y) * ROWS + i // COLS
+            ok = (x < cols) & (y < rows)
+            token = tl.cast(y, tl.int64) * cols + x
+            keys = load_rows(k_ptr, token * k_n, ok, dk, DK, tl.float32)
+            values = load_rows(v_ptr, token * v_n, ok, dv, DV, tl.float32)
+            scores = tl.sum(keys * q[None, :], 1) * power(lg, tl.maximum(cols - 1 - x + rows - y, 0))
+            out += tl.sum(scores[:, None] * values, 0)
         if CORNERS:
-            at = (tl.cast(tl.cdiv(rows, ROWS), tl.int64) * tl.cdiv(cols, COLS) - 1) * DK * DV
+            at = tl.cast(last_x * last_y - 1, tl.int64) * DK * DV
             ok = state_mask(dk, dv, DK, DV)
-            seen = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
-            out += tl.sum(q[:, None] * seen, 0) * tl.exp2(lg)
-        else:
-            i = tl.arange(0, ROWS * COLS)
-            for first in range(0, rows * cols, ROWS * COLS):
-                token = first + i
-                ok = token < rows * cols
-                keys = load_rows(k_ptr, tl.cast(token, tl.int64) * k_n, ok, dk, DK, tl.float32)
-                values = load_rows(v_ptr, tl.cast(token, tl.int64) * v_n, ok, dv, DV, tl.float32)
-                steps = tl.maximum(cols - 1 - token % cols + rows - token // cols, 0)
-                scores = tl.sum(keys * q[None, :], 1) * power(lg, steps)
-                out += tl.sum(scores[:, None] * values, 0)
+            corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
+            steps = cols - last_x * COLS + rows - last_y * ROWS + 1
+            out += tl.sum(q[:, None] * corner, 0) * power(lg, steps)
     tl.store(out_ptr + patches * out_n + dv, (out * scale).to(out_ptr.dtype.element_ty), mask=dv < DV)
 
 
@@ -154,15 +159,14 @@ def class_token(
 def tile_row_states(
     k_ptr, v_ptr, corner_ptr, gamma_ptr,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    rows, cols, heads,
+    rows, cols, corners_x, heads,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state at the last patch of each tile, of its own tile row."""
+    """The state at the last patch of each tile, of its own tile row. No corner needs the last tiles: all are full."""
     tile_y, bh = tl.program_id(0), tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
-    tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.num_programs(0)
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
     i = tl.arange(0, ROWS * COLS)
     x, y = i % COLS, i // COLS
@@ -174,16 +178,14 @@ def tile_row_states(
     here = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
     k_ptr += batch * k_b + head * k_h + here * k_n
     v_ptr += batch * v_b + head * v_h + here * v_n
-    corner_ptr += (tl.cast(bh, tl.int64) * tiles_y + tile_y) * tiles_x * DK * DV
-    height = tl.minimum(ROWS, rows - tile_y * ROWS)
+    corner_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + tile_y) * corners_x * DK * DV
+    zeta = power(lg, COLS + ROWS - 2 - x - y)
     state = tl.zeros([BK, BV], tl.float32)
-    for tile_x in range(0, tiles_x):
-        width = tl.minimum(COLS, cols - tile_x * COLS)
-        ok = (x < width) & (y < height)
-        k = load_rows(k_ptr, inside * k_n, ok, dk, DK, OPERAND)
-        v = load_rows(v_ptr, inside * v_n, ok, dv, DV, OPERAND)
-        zeta = power(lg, tl.maximum(width + height - 2 - x - y, 0))
-        state = state * power(lg, width) + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+    for _ in range(0, corners_x):
+        k = load_rows(k_ptr, inside * k_n, i >= 0, dk, DK, OPERAND)
+        v = load_rows(v_ptr, inside * v_n, i >= 0, dv, DV, OPERAND)
+        made = product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        state = state * tl.exp2(lg * COLS) + made
         tl.store(
             corner_ptr + state_offsets(dk, dv, DV, 1),
             state.to(corner_ptr.dtype.element_ty),
@@ -195,20 +197,14 @@ def tile_row_states(
 
 
 @triton.jit
-def join_tile_rows(
-    corner_ptr, gamma_ptr, rows, tiles_x, heads,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+def join_tile_rows(corner_ptr, gamma_ptr, corners_y, width, heads, ROWS: tl.constexpr, PART: tl.constexpr):
     """In place, from the states of tile rows to those of all that is left of and above a tile's last patch."""
     program, bh = tl.program_id(0), tl.program_id(1)
-    lg = log2_decay(gamma_ptr, bh % heads)
-    width = tiles_x * SIZE
+    fade = tl.exp2(log2_decay(gamma_ptr, bh % heads) * ROWS)
     e = program * PART + tl.arange(0, PART)
-    tiles_y = tl.cdiv(rows, ROWS)
-    places = corner_ptr + tl.cast(bh, tl.int64) * tiles_y * width + e
+    places = corner_ptr + tl.cast(bh, tl.int64) * corners_y * width + e
     state = tl.zeros([PART], tl.float32)
-    for tile_y in range(0, tiles_y):
-        height = tl.minimum(ROWS, rows - tile_y * ROWS)
-        state = state * power(lg, height) + tl.load(places, mask=e < width, other=0.0).to(tl.float32)
+    for _ in range(0, corners_y):
+        state = state * fade + tl.load(places, mask=e < width, other=0.0).to(tl.float32)
         tl.store(places, state.to(corner_ptr.dtype.element_ty), mask=e < width)
         places += width

@@ -83,7 +83,7 @@ def walk(
         q, k, v, out, out if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(out), *state_strides,
         b, n, length, h, several, scale, **_sizes(k, v), **_numbers(dtype),
-        CHUNK=set_.chunk, START=start is not None, END=final and count == 1,
+        CHUNK=set_.chunk, START=start is not None, END=final and count == 1, SEVERAL=several > 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
     return out, end
@@ -114,11 +114,10 @@ def walk_back(
     start = grad_state
     if count > 1:
         start = starts(q, grad, gamma, scale, grad_state, end, length, dtype=dtype, strides=(v.shape[3], 1), back=True)
-    several = sequences_at_once(b, h, count, processors(q)) if start is None and not first else 1
-    sequence.walk_back[count, -(-b // several) * h](
+    sequence.walk_back[count, b * h](
         q, k, v, grad, dk, dv, dk if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(grad), *_strides(dk), *_strides(dv),
-        b, n, length, h, several, scale, **_sizes(k, v), **_numbers(dtype),
+        n, length, h, scale, **_sizes(k, v), **_numbers(dtype),
         CHUNK=set_.chunk, START=start is not None, END=first and count == 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
@@ -141,29 +140,39 @@ def starts(
     """The state at the start of each segment, `b h s k v`; the final one goes into `end`, unless that is empty."""
     b, n, h, dk = k.shape
     dv = v.shape[3]
-    states = line_states(k, v, gamma, scale, 1, length, back=back, dtype=dtype)
+    final = end.numel() > 0
+    states = line_states(k, v, gamma, scale, 1, length, back=back, dtype=dtype, last=final)
     segments = states.shape[2]
     part = 64
     lines.join_segments[-(-dk * dv // part), b * h](
         states, states if state is None else state, end, gamma, *strides,
         segments, n, length, h, dk, dv, SEGMENTS=_block(segments), PART=part,
-        START=state is not None, END=end.numel() > 0, num_warps=4,
+        START=state is not None, END=final, num_warps=4,
     )  # fmt: skip
     return states
 
 
 def line_states(
-    k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, length: int, *, back: bool, dtype: torch.dtype
+    k: Tensor,
+    v: Tensor,
+    gamma: Tensor,
+    scale: float,
+    cols: int,
+    length: int,
+    *,
+    back: bool,
+    dtype: torch.dtype,
+    last: bool = True,
 ) -> Tensor:
-    """The states of all lines of `length` rows of a grid with `cols` columns, `b h line k v`."""
+    """The states of all lines of `length` rows of a grid with `cols` columns, `b h line k v`; the last if asked for."""
     b, n, h, dk = k.shape
     k, v = _rows_whole(k), _rows_whole(v)
     rows = n // cols
     count = -(-rows // length) * cols
     states = torch.empty(b, h, count, dk, v.shape[3], device=k.device)
     set_ = sized(LINES, *_key(k, v, dtype))
-    lines.line_states[count, b * h](
-        k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, length, h, scale,
+    lines.line_states[count if last else count - 1, b * h](
+        k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, length, count, h, scale,
         **_sizes(k, v), **_numbers(dtype), CHUNK=set_.chunk, BACK=back,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
@@ -219,25 +228,26 @@ def grid(
     if tile is None:
         tile = grid_tile(cols, *_key(k, v, dtype))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
-    corners = tiles_x > 1
+    corners_x, corners_y = tiles_x - 1, tiles_y - 1
+    corners = corners_x > 0 and corners_y > 0
     shared = {
-        **_sizes(k, v), **_numbers(dtype), "ROWS": tile.rows, "COLS": tile.cols, "BACK": back, "num_warps": tile.warps,
+        **_sizes(k, v), **_numbers(dtype), "ROWS": tile.rows, "COLS": tile.cols, "BACK": back,
+        "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
     states = out
     if corners:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        states = torch.empty(b, h, tiles_y, tiles_x, dk, dv, device=q.device, dtype=kept)
-        kernels_2d.tile_row_states[tiles_y, b * h](
-            k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, h, **shared, num_stages=tile.stages
+        states = torch.empty(b, h, corners_y, corners_x, dk, dv, device=q.device, dtype=kept)
+        kernels_2d.tile_row_states[corners_y, b * h](
+            k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, corners_x, h, **shared
         )
-        part = 1024
-        kernels_2d.join_tile_rows[-(-tiles_x * dk * dv // part), b * h](
-            states, gamma, rows, tiles_x, h, SIZE=dk * dv, ROWS=tile.rows, PART=part, num_warps=4
+        width, part = corners_x * dk * dv, 1024
+        kernels_2d.join_tile_rows[-(-width // part), b * h](
+            states, gamma, corners_y, width, h, ROWS=tile.rows, PART=part, num_warps=4
         )
     class_token = n > rows * cols
     kernels_2d.grid[tiles_x * tiles_y + class_token, b * h](
         q, k, v, out, states, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
-        rows, cols, h, scale, **shared, CORNERS=corners, CLASS=class_token,
-        num_stages=tile.stages, maxnreg=tile.registers,
+        rows, cols, h, scale, **shared, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token, maxnreg=tile.registers,
     )  # fmt: skip
     return out

@@ -24,12 +24,13 @@ from vir.ops.triton.pieces import (
 def line_states(
     k_ptr, v_ptr, state_ptr, gamma_ptr,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    rows, cols, length, heads, scale,
+    rows, cols, length, lines, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
     BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """scale * sum over the line of gamma^(steps to its last token) k_j^T v_j; one step more on the way back."""
-    line, bh = tl.program_id(0), tl.program_id(1)
+    # From the last to the first: the walk that follows begins with what is still in the cache.
+    line, bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
@@ -50,7 +51,7 @@ def line_states(
         state += product(tl.trans(scaled(k, power(lg, tl.maximum(left, 0)) * scale, OPERAND, PRECISION)), v, PRECISION)
         k_ptr += CHUNK * step * k_n
         v_ptr += CHUNK * step * v_n
-    state_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + line) * DK * DV
+    state_ptr += (tl.cast(bh, tl.int64) * lines + line) * DK * DV
     tl.store(state_ptr + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 
 
@@ -99,8 +100,9 @@ def join_segments(
     lg = log2_decay(gamma_ptr, bh % heads)
     s, e = tl.arange(0, SEGMENTS), part * PART + tl.arange(0, PART)
     ok = (s < segments)[:, None] & (e < DK * DV)[None, :]
+    known = (s < segments - (0 if END else 1))[:, None] & (e < DK * DV)[None, :]  # no segment follows the last
     places = state_ptr + (tl.cast(bh, tl.int64) * segments * DK * DV + s[:, None] * (DK * DV) + e[None, :])
-    made = tl.load(places, mask=ok, other=0.0)
+    made = tl.load(places, mask=known, other=0.0)
     between = (s[:, None] - 1 - s[None, :]) * length
     weights = tl.where(between >= 0, power(lg, tl.maximum(between, 0)), 0.0)
     begun = tl.dot(weights, made, input_precision="ieee")

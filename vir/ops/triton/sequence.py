@@ -28,7 +28,7 @@ def walk(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
     batches, tokens, length, heads, sequences, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, SEVERAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
 
@@ -58,22 +58,30 @@ def walk(
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
     chunks = tl.cdiv(count, CHUNK)
     for step in range(0, walks * chunks):
-        b, done = tl.cast(step // chunks, tl.int64), step % chunks * CHUNK
-        on = tl.cast(done, tl.int64)
+        done = step % chunks * CHUNK if SEVERAL else step * CHUNK
         ok = i < count - done
-        q = load_rows(q_ptr + b * q_b + on * q_n, i * q_n, ok, dk, DK, OPERAND)
-        k = load_rows(k_ptr + b * k_b + on * k_n, i * k_n, ok, dk, DK, OPERAND)
-        v = load_rows(v_ptr + b * v_b + on * v_n, i * v_n, ok, dv, DV, OPERAND)
+        q = load_rows(q_ptr, i * q_n, ok, dk, DK, OPERAND)
+        k = load_rows(k_ptr, i * k_n, ok, dk, DK, OPERAND)
+        v = load_rows(v_ptr, i * v_n, ok, dv, DV, OPERAND)
         scores = product(q, tl.trans(k), PRECISION) * mask
         out = product(q, operand(state, OPERAND, PRECISION), PRECISION) * xi[:, None]
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
-        store_rows(out_ptr + b * out_b + on * out_n, i * out_n, ok, dv, DV, out)
+        store_rows(out_ptr, i * out_n, ok, dv, DV, out)
         if END:  # only the final state is read after a chunk that may be short
             size = tl.minimum(CHUNK, count - done)
             zeta, fade = power(lg, tl.maximum(size - 1 - i, 0)), power(lg, size)
         state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
-        if not END:
-            state = tl.where(done + CHUNK < count, state, 0.0)  # the next sequence begins
+        q_ptr += CHUNK * q_n
+        k_ptr += CHUNK * k_n
+        v_ptr += CHUNK * v_n
+        out_ptr += CHUNK * out_n
+        if SEVERAL and done + CHUNK >= count:  # on to the next sequence
+            state = tl.zeros([BK, BV], tl.float32)
+            whole = tl.cast(chunks * CHUNK, tl.int64)
+            q_ptr += q_b - whole * q_n
+            k_ptr += k_b - whole * k_n
+            v_ptr += v_b - whole * v_n
+            out_ptr += out_b - whole * out_n
     if END:
         tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 
@@ -82,7 +90,7 @@ def walk(
 def walk_back(
     q_ptr, k_ptr, v_ptr, grad_ptr, dk_ptr, dv_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, grad_b, grad_n, grad_h, dk_b, dk_n, dk_h, dv_b, dv_n, dv_h,
-    batches, tokens, length, heads, sequences, scale,
+    tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
     START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -93,9 +101,7 @@ def walk_back(
     after the chunk, and the gradient of the final state. What is left of it at the front is that of the first state.
     """
     segment, line = tl.program_id(0), tl.program_id(1)  # segments counted from the end
-    head = line % heads
-    batch = tl.cast(line // heads, tl.int64) * sequences
-    walks = tl.minimum(sequences, batches - line // heads * sequences)
+    batch, head = tl.cast(line // heads, tl.int64), line % heads
     lg = log2_decay(gamma_ptr, head)
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
     last = tl.cast(tokens - 1, tl.int64) - tl.cast(segment, tl.int64) * length
@@ -116,29 +122,30 @@ def walk_back(
     if START:
         offsets = state_offsets(dk, dv, DV, 1)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
-    chunks = tl.cdiv(count, CHUNK)
-    for step in range(0, walks * chunks):
-        b, done = tl.cast(step // chunks, tl.int64), step % chunks * CHUNK
-        back = tl.cast(done, tl.int64)
+    for done in range(0, count, CHUNK):
         ok = i < count - done
-        q = load_rows(q_ptr + b * q_b - back * q_n, -i * q_n, ok, dk, DK, OPERAND)
-        k = load_rows(k_ptr + b * k_b - back * k_n, -i * k_n, ok, dk, DK, OPERAND)
-        v = load_rows(v_ptr + b * v_b - back * v_n, -i * v_n, ok, dv, DV, OPERAND)
-        grad = load_rows(grad_ptr + b * grad_b - back * grad_n, -i * grad_n, ok, dv, DV, OPERAND)
+        q = load_rows(q_ptr, -i * q_n, ok, dk, DK, OPERAND)
+        k = load_rows(k_ptr, -i * k_n, ok, dk, DK, OPERAND)
+        v = load_rows(v_ptr, -i * v_n, ok, dv, DV, OPERAND)
+        grad = load_rows(grad_ptr, -i * grad_n, ok, dv, DV, OPERAND)
         seen = operand(state, OPERAND, PRECISION)
         grad_k = product(v, tl.trans(seen), PRECISION) * xi[:, None]
         scores = product(v, tl.trans(grad), PRECISION) * mask
         grad_k += product(operand(scores, OPERAND, PRECISION), q, PRECISION)
-        store_rows(dk_ptr + b * dk_b - back * dk_n, -i * dk_n, ok, dk, DK, grad_k)
+        store_rows(dk_ptr, -i * dk_n, ok, dk, DK, grad_k)
         grad_v = product(k, seen, PRECISION) * xi[:, None]
         scores = product(k, tl.trans(q), PRECISION) * mask
         grad_v += product(operand(scores, OPERAND, PRECISION), grad, PRECISION)
-        store_rows(dv_ptr + b * dv_b - back * dv_n, -i * dv_n, ok, dv, DV, grad_v)
+        store_rows(dv_ptr, -i * dv_n, ok, dv, DV, grad_v)
         if END:
             size = tl.minimum(CHUNK, count - done)
             zeta, fade = power(lg, tl.maximum(size - i, 0)) * scale, power(lg, size)
         state = state * fade + product(tl.trans(scaled(q, zeta, OPERAND, PRECISION)), grad, PRECISION)
-        if not END:
-            state = tl.where(done + CHUNK < count, state, 0.0)
+        q_ptr -= CHUNK * q_n
+        k_ptr -= CHUNK * k_n
+        v_ptr -= CHUNK * v_n
+        grad_ptr -= CHUNK * grad_n
+        dk_ptr -= CHUNK * dk_n
+        dv_ptr -= CHUNK * dv_n
     if END:
         tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
