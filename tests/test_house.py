@@ -44,17 +44,16 @@ def test_the_readme_has_code() -> None:
 def test_the_tree_in_the_readme_is_the_tree_on_the_disk() -> None:
     tree = re.search(r"```text\n(vir/\n.*?)```", README, re.S)
     assert tree is not None
-    written, folder = set(), ""
+    written, folders = set(), [""]
     for line in tree.group(1).splitlines()[1:]:
-        name = line.split()[0]
-        if name.endswith("/"):
-            folder = name if line.startswith("  ") and not line.startswith("    ") else folder
-            written.add(name)
-        else:
-            written.add(folder + name if line.startswith("    ") else name)
+        depth = (len(line) - len(line.lstrip())) // 2
+        path = folders[depth - 1] + line.split()[0]
+        folders[depth:] = [path]
+        written.add(path)
     package = ROOT / "vir"
-    on_disk = {str(f.relative_to(package)) for f in package.rglob("*.py") if f.name != "__init__.py"}
-    on_disk |= {f"{f.relative_to(package)}/" for f in package.iterdir() if f.is_dir() and f.name != "__pycache__"}
+    files = {f.relative_to(package) for f in package.rglob("*.py")}
+    on_disk = {str(f) for f in files if f.name != "__init__.py"}
+    on_disk |= {f"{f.parent}/" for f in files if f.parent.name}
     assert written == on_disk
 
 

@@ -33,6 +33,11 @@ Json = Annotated[
     Path | None,
     typer.Option("--json", help="Also write the figures to this file.", dir_okay=False, callback=_in_a_folder),
 ]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Also draw the figures to this PNG or SVG.", dir_okay=False, callback=_in_a_folder),
+]
+Batches = Annotated[list[int] | None, typer.Option("--batch", help="Images in a batch; repeat for several.", min=1)]
 
 
 def _version(show: bool) -> None:
@@ -163,15 +168,151 @@ def bench_forms(
     _report([row.as_dict() for row in rows], out)
 
 
-def _report(rows: list[dict[str, Any]], out: Path | None) -> None:
+@bench.command("ops")
+def bench_ops(
+    shapes: Annotated[
+        list[str] | None, typer.Option("--shape", help="Patches of a side x batch, such as 64x16; repeat for several.")
+    ] = None,
+    repeats: Repeats = 31,
+    backward: Annotated[bool, typer.Option(help="Time the gradients too.")] = True,
+    out: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare the kernels with attention and flash-linear-attention on this GPU (bf16, 12 heads of 64)."""
+    from vir.bench import operators, plots
+
+    _need_gpu("bench ops")
+    chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
+    names = ("attention", "best of fla", "kernel 1D", "kernel 2D", "PyTorch 1D", "PyTorch 2D")
+    table = Table("", "tokens", "batch", "limit", *names, title="milliseconds on the GPU (CUDA graph, cold cache)")
+    rows = []
+    with console.status("") as status:
+        for row in operators.compare(chosen, repeats, backward):
+            status.update(f"{row.tokens} tokens done")
+            rows.append(row.as_dict())
+            if not row.right:
+                worst = max(row.errors, key=lambda name: row.errors[name])
+                table.add_row("wrong", f"{row.tokens:,}", str(row.batch), f"{worst}: error {row.errors[worst]:.1e}")
+                continue
+            for way, times in (("forward", row.forward), ("backward", row.backward)):
+                fla = min((t for name, t in times.items() if name.startswith("fla")), default=None)
+                shown = [_short(fla if name == "best of fla" else times.get(name)) for name in names]
+                table.add_row(way, f"{row.tokens:,}", str(row.batch), _short(row.limit), *shown)
+    console.print(table)
+    origin = _report(rows, out, "cuda", "bf16")
+    if plot is not None:
+        plots.operators([row for row in rows if row["right"]], origin, plot)
+        console.print(f"drawn to {plot}")
+    if not all(row["right"] for row in rows):
+        _fail("a kernel gave wrong numbers at the shapes marked so: their speed is not shown.")
+
+
+@bench.command("models")
+def bench_models(
+    kinds: Annotated[list[str] | None, typer.Option("--model", help="S, B or L; repeat for several.")] = None,
+    sizes: Sizes = None,
+    batches: Batches = None,
+    training: Annotated[bool, typer.Option(help="Time a training step instead of inference.")] = False,
+    compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    repeats: Repeats = 11,
+    out: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare ViR with timm's ViT of the same size on this GPU: images/s, memory, share of the ceiling (bf16)."""
+    from vir.bench import models, plots
+
+    _need_gpu("bench models")
+    table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
+    mode: models.Mode = "training" if training else "inference"
+    rows = []
+    with console.status("") as status:
+        for kind in kinds or ["B"]:
+            if kind not in models.SIZES:
+                _fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
+            for size in sizes or [224, 512, 1024, 2048, 4096]:
+                for batch in batches or [16]:
+                    makers = models.plain_models(kind, size)
+                    some = list(models.compare(makers, (size, size), batch, mode, compiled, repeats, status.update))
+                    _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
+                    rows += [row.as_dict() for row in some]
+    console.print(table)
+    origin = _report(rows, out, "cuda", "bf16")
+    if plot is not None:
+        plots.models(rows, origin, plot)
+        console.print(f"drawn to {plot}")
+
+
+@bench.command("hvir")
+def bench_hvir(
+    size: Annotated[str, typer.Option(help="Rows x columns of the image in pixels.")] = "224x224",
+    batch: Batch = 128,
+    compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    repeats: Repeats = 11,
+    out: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare HViR-0 to -4 with timm's models of their class on this GPU (bf16, channels last)."""
+    from vir.bench import models, plots
+
+    _need_gpu("bench hvir")
+    table = Table("model", "px", "batch", "images/s", "times ConvNeXt-T", "of the ceiling", "spread", "peak memory")
+    pixels = _shape(size)
+    peers = models.PEERS if pixels == (224, 224) else ()
+    makers = models.hierarchical_models(models.HIERARCHICAL, peers)
+    with console.status("") as status:
+        some = list(models.compare(makers, pixels, batch, "inference", compiled, repeats, status.update))
+    speeds = {row.model: row.images_per_second for row in some}
+    for row in some:
+        _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
+    console.print(table)
+    rows = [row.as_dict() for row in some]
+    origin = _report(rows, out, "cuda", "bf16")
+    if plot is not None:
+        plots.hierarchy(rows, origin, plot)
+        console.print(f"drawn to {plot}")
+
+
+def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: float | None) -> None:
+    for row in rows:
+        speed = row.images_per_second
+        if speed is None:
+            table.add_row(row.model, str(row.size[0]), str(row.batch), "out of memory")
+            continue
+        shares = [f"{speed / other:.2f}" if other else "" for other in (rival, ceiling)]
+        table.add_row(
+            row.model, str(row.size[0]), str(row.batch), f"{speed:,.1f}", *shares,
+            f"{row.spread:.0%}", _megabytes(row.peak_bytes), end_section=row is rows[-1],
+        )  # fmt: skip
+
+
+def _need_gpu(command: str) -> None:
+    if not torch.cuda.is_available():
+        _fail(f"vir {command} measures a CUDA GPU and finds none here. On a CPU: vir bench cpu, vir bench forms.")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    numbers = text.split("x")
+    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
+        _fail(f"{text!r}: expected two whole numbers with an x between them, such as 64x16.")
+    return int(numbers[0]), int(numbers[1])
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _report(
+    rows: list[dict[str, Any]], out: Path | None, device: str = "cpu", dtype: str = "float32"
+) -> dict[str, Any]:
     """Say where the figures come from, and write them if asked."""
     from vir.bench.measure import provenance
 
-    origin = provenance("cpu", "float32")
+    origin = provenance(device, dtype)
     console.print(", ".join(f"{key} {value}" for key, value in origin.items() if value))
     if out is not None:
         out.write_text(json.dumps({"origin": origin, "rows": rows}, indent=1))
         console.print(f"written to {out}")
+    return origin
 
 
 def _milliseconds(value: float | None, chosen: bool) -> str:

@@ -18,6 +18,7 @@ from vir.ops import kernels
 from vir.ops.triton import launch, operators
 from vir.ops.triton.settings import Tile
 
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDED = DTYPES[:2] if torch.cuda.is_available() else DTYPES[:1]  # the interpreter rounds no operands

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ def time_each(calls: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[
             call()
             _synchronize()
             seconds[name].append(time.perf_counter() - start)
-    return {name: _timing(values) for name, values in seconds.items()}
+    return {name: timing(values) for name, values in seconds.items()}
 
 
-def _timing(seconds: list[float]) -> Timing:
+def timing(seconds: list[float]) -> Timing:
     if len(seconds) == 1:
         return Timing(seconds[0], seconds[0], seconds[0], 1)
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -102,6 +103,7 @@ def provenance(device: str, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "torch": torch.__version__,
         "timm": timm.__version__,
+        **({"triton": version("triton"), "cuda": str(torch.version.cuda)} if device == "cuda" else {}),
         "vir": vir.__version__,
         "commit": _commit(),
         "date": date.today().isoformat(),

@@ -4,6 +4,7 @@ Retention is linear in q, in k and in v, so its backward pass is the same map: d
 dv are retention from the last token to the first of (v, grad, q) and (k, q, grad).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,8 +60,8 @@ def _sequence_saves(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple:
     q, k, v, gamma, state = ctx.saved_tensors
-    grad_state = grad_state.contiguous() if ctx.final else None
-    dq, dk, dv, first = sequence_backward(grad, grad_state, q, k, v, gamma, ctx.scale, state)
+    grad_final = grad_state.contiguous() if ctx.final else None
+    dq, dk, dv, first = sequence_backward(grad, grad_final, q, k, v, gamma, ctx.scale, state)
     return dq, dk, dv, None, None, None if state is None else first, None, None
 
 
@@ -85,11 +86,8 @@ def grid_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, rows: int, cols: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
-    same = {"dtype": q.dtype, "out_dtype": q.dtype}
-    dq = launch.grid(grad, v, k, gamma, scale, rows, cols, **same)
-    dk = launch.grid(v, grad, q, gamma, scale, rows, cols, back=True, **same)
-    dv = launch.grid(k, q, grad, gamma, scale, rows, cols, back=True, **same)
-    return dq, dk, dv
+    retain = partial(launch.grid, gamma=gamma, scale=scale, rows=rows, cols=cols, dtype=q.dtype, out_dtype=q.dtype)
+    return retain(grad, v, k), retain(v, grad, q, back=True), retain(k, q, grad, back=True)
 
 
 @grid_backward.register_fake

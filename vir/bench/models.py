@@ -1,0 +1,158 @@
+"""Whole models on a GPU: images a second and peak memory against timm's, in inference and in training."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vir.bench.gpu import peak_gpu_memory, time_on_gpu
+from vir.layers.patches import Grid
+from vir.layers.retention import MultiHeadRetention, set_form
+
+Mode = Literal["inference", "training"]
+Size = tuple[int, int]
+SIZES = {"S": "small", "B": "base", "L": "large"}
+HIERARCHICAL = ("hvir_0", "hvir_1", "hvir_2", "hvir_3", "hvir_4")
+PEERS = (
+    "convnext_tiny",
+    "convnext_small",
+    "convnext_base",
+    "swin_tiny_patch4_window7_224",
+    "swin_small_patch4_window7_224",
+    "resnet50",
+    "vit_small_patch16_224",
+    "vit_base_patch16_224",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    size: Size
+    batch: int
+    mode: Mode
+    compiled: bool
+    images_per_second: float | None  # None: out of memory
+    spread: float | None
+    peak_bytes: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class WithoutMixing(nn.Module):
+    """A retention layer with its token mixing taken out: v goes straight to the projection. No mixer can be faster."""
+
+    def __init__(self, layer: MultiHeadRetention) -> None:
+        super().__init__()
+        self.qkv, self.proj = layer.qkv, layer.proj
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return self.proj(self.qkv(x).chunk(3, -1)[2])
+
+
+def ceiling(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, MultiHeadRetention):
+                setattr(module, name, WithoutMixing(child))
+    return model
+
+
+def plain_models(kind: str, size: int) -> dict[str, Callable[[], nn.Module]]:
+    """ViR of one size beside timm's ViT of the same, as makers: only one of them is on the GPU at a time."""
+    name = SIZES[kind]
+    vir = partial(timm.create_model, f"vir_{name}_patch16_224", img_size=size)
+    label = f"{kind}/16"
+    return {
+        f"ViT-{label}": partial(timm.create_model, f"vit_{name}_patch16_224", img_size=size),
+        f"ViR-{label} 1D": vir,
+        f"ViR-{label} 2D": partial(vir, retention="2d"),
+        f"ViR-{label} 1D parallel": lambda: in_form(vir(), "parallel"),
+        f"ViR-{label} 1D chunkwise": lambda: in_form(vir(), "chunkwise"),
+        f"ceiling {label}": lambda: ceiling(vir()),
+    }
+
+
+def hierarchical_models(names: tuple[str, ...], peers: tuple[str, ...]) -> dict[str, Callable[[], nn.Module]]:
+    makers: dict[str, Callable[[], nn.Module]] = {}
+    for name in names:
+        make = partial(timm.create_model, name, retention="2d")
+        makers[name] = make
+        makers[f"{name} ceiling"] = lambda make=make: ceiling(make())  # type: ignore[misc]
+    return makers | {name: partial(timm.create_model, name) for name in peers}
+
+
+def in_form(model: nn.Module, form: Any) -> nn.Module:
+    set_form(model, form)
+    return model
+
+
+def compare(
+    makers: dict[str, Callable[[], nn.Module]],
+    size: Size,
+    batch: int,
+    mode: Mode,
+    compiled: bool,
+    repeats: int,
+    say: Callable[[str], None] = lambda step: None,
+) -> Iterator[Row]:
+    for name, make in makers.items():
+        say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
+        yield _row(name, make, size, batch, mode, compiled, repeats)
+
+
+def _row(
+    name: str, make: Callable[[], nn.Module], size: Size, batch: int, mode: Mode, compiled: bool, repeats: int
+) -> Row:
+    nothing = Row(name, size, batch, mode, compiled, None, None, None)
+    try:
+        call = inference(make(), size, batch, compiled) if mode == "inference" else training(
+            make(), size, batch, compiled
+        )  # fmt: skip
+        call()
+        peak = peak_gpu_memory(call)
+        time = time_on_gpu({name: call}, repeats)[name]
+    except torch.OutOfMemoryError:
+        return nothing
+    finally:
+        call = None  # type: ignore[assignment]
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+    return Row(name, size, batch, mode, compiled, batch / time.median, time.spread, peak)
+
+
+def inference(model: nn.Module, size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+    model = model.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last).eval()
+    images = torch.randn(batch, 3, *size, device="cuda", dtype=torch.bfloat16)
+    images = images.contiguous(memory_format=torch.channels_last)
+    run = torch.compile(model) if compiled else model
+
+    @torch.inference_mode()
+    def call() -> Tensor:
+        return run(images)
+
+    return call
+
+
+def training(model: nn.Module, size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+    """A step of AdamW with bf16 autocast, as training runs."""
+    model = model.to("cuda").to(memory_format=torch.channels_last).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    images = torch.randn(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,), device="cuda")
+    run = torch.compile(model) if compiled else model
+
+    def call() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(run(images), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return call

@@ -1,0 +1,151 @@
+"""The kernels against what one would use instead: attention, flash-linear-attention, and the speed of memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vir import ops
+from vir.bench.gpu import copy_bandwidth, recorded, relative_error, time_on_gpu
+from vir.bench.measure import Timing
+
+HEADS, HEAD_DIM = 12, 64
+SHAPES = ((14, 128), (32, 64), (64, 16), (64, 1), (128, 4), (256, 1))  # patches of a side, batch
+LARGEST_ERROR = 5e-3  # in bf16
+QUADRATIC_LIMIT = 5000  # tokens; fla's parallel form is quadratic in them
+OURS = ("kernel 1D", "kernel 2D")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape: milliseconds of every contender, forward and backward; an error where a kernel is wrong."""
+
+    side: int
+    batch: int
+    limit: float  # milliseconds to move q, k, v and the output once, at the speed of a copy
+    forward: dict[str, float]
+    backward: dict[str, float]
+    spread: float  # the widest between the quartiles, as a share of the median
+    errors: dict[str, float] = field(default_factory=dict)  # relative, of our outputs and gradients
+
+    @property
+    def tokens(self) -> int:
+        return self.side**2
+
+    @property
+    def right(self) -> bool:
+        return all(error <= LARGEST_ERROR for error in self.errors.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens": self.tokens, "right": self.right}
+
+
+Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def linear_attention(gamma: Tensor, tokens: int) -> dict[str, Contender]:
+    """flash-linear-attention's kernels with our decays; none where it is not installed."""
+    try:
+        from fla.ops.retention import parallel_retention
+        from fla.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla
+    except ImportError:
+        return {}
+    log = gamma.log()
+    found: dict[str, Contender] = {
+        "fla chunk": partial(_first_of, chunk_simple_gla, g_gamma=log),
+        "fla fused chunk": partial(_first_of, fused_chunk_simple_gla, g_gamma=log),
+    }
+    if tokens <= QUADRATIC_LIMIT:
+        found["fla parallel"] = partial(_first_of, parallel_retention)  # takes no decays but its own
+    return found
+
+
+def _first_of(function: Callable, *tensors: Tensor, **options: Any) -> Tensor:
+    return function(*tensors, **options)[0]
+
+
+def contenders(side: int) -> dict[str, Contender]:
+    gamma = ops.decay(HEADS, device="cuda")
+    grid = side, side
+    return {
+        "attention": attention,
+        **linear_attention(gamma, side**2),
+        "kernel 1D": lambda q, k, v: ops.retention_1d(q, k, v, gamma, form="kernel"),
+        "kernel 2D": lambda q, k, v: ops.retention_2d(q, k, v, gamma, grid, form="kernel"),
+        "PyTorch 1D": lambda q, k, v: ops.retention_1d(q, k, v, gamma, form="chunkwise"),
+        "PyTorch 2D": lambda q, k, v: ops.retention_2d(q, k, v, gamma, grid, form="chunkwise"),
+    }
+
+
+def compare(shapes: list[tuple[int, int]], repeats: int, backward: bool = True) -> Iterator[Row]:
+    bandwidth = copy_bandwidth()
+    for side, batch in shapes:
+        yield _row(side, batch, repeats, backward, bandwidth)
+
+
+def _row(side: int, batch: int, repeats: int, backward: bool, bandwidth: float) -> Row:
+    shape = batch, side**2, 3, HEADS, HEAD_DIM
+    qkv = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (x.requires_grad_() for x in qkv.unbind(2))  # views, as a layer makes them
+    grad = torch.randn(v.shape, device="cuda", dtype=v.dtype)
+    runs = contenders(side)
+    errors = _errors(runs, q, k, v, grad)
+    limit = 4e3 * v.numel() * v.element_size() / bandwidth
+    if any(not error <= LARGEST_ERROR for error in errors.values()):
+        return Row(side, batch, limit, {}, {}, 0.0, errors)
+    with torch.no_grad():
+        forward = _times({name: partial(run, q, k, v) for name, run in runs.items()}, repeats)
+    back = _times({name: _gradients(run, q, k, v, grad) for name, run in runs.items()}, repeats) if backward else {}
+    spread = max(t.spread for t in (*forward.values(), *back.values()))
+    return Row(side, batch, limit, _milliseconds(forward), _milliseconds(back), spread, errors)
+
+
+def _milliseconds(times: dict[str, Timing]) -> dict[str, float]:
+    return {name: 1e3 * time.median for name, time in times.items()}
+
+
+def _times(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
+    graphs = {}
+    for name, call in calls.items():
+        try:
+            graphs[name] = recorded(call)
+        except torch.OutOfMemoryError:  # shown by its absence
+            torch.cuda.empty_cache()
+    return time_on_gpu(graphs, repeats)
+
+
+def _gradients(run: Contender, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Callable[[], Any]:
+    out = None
+
+    def call() -> Any:
+        nonlocal out
+        if out is None:
+            out = run(q, k, v)
+        return torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+    return call
+
+
+def _errors(runs: dict[str, Contender], q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> dict[str, float]:
+    """Of our kernels on one sample, against plain PyTorch in float32 on the same numbers."""
+    q, k, v, grad = (x.detach()[:1].requires_grad_() for x in (q, k, v, grad))
+    errors = {}
+    for name in OURS:
+        plain = runs[name.replace("kernel", "PyTorch")]
+        out = runs[name](q, k, v)
+        exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
+        want = plain(*exact)
+        got = (out, *torch.autograd.grad(out, (q, k, v), grad))
+        wanted = (want, *torch.autograd.grad(want, exact, grad.float()))
+        for what, a, b in zip(("out", "dq", "dk", "dv"), got, wanted, strict=True):
+            errors[f"{name} {what}"] = relative_error(a, b)
+    return errors

@@ -1,0 +1,119 @@
+"""Benchmarks as pictures. Rows come as dictionaries, fresh from a run or out of its JSON file."""
+
+from pathlib import Path
+from typing import Any
+
+Rows = list[dict[str, Any]]
+# Okabe and Ito's colours: told apart by colour-blind readers and in grey.
+COLOURS = {
+    "attention": "#999999",
+    "best of fla": "#E69F00",
+    "kernel 1D": "#0072B2",
+    "kernel 2D": "#009E73",
+    "PyTorch 1D": "#56B4E9",
+    "PyTorch 2D": "#CC79A7",
+    "memory limit": "#000000",
+}
+
+
+def operators(rows: Rows, origin: dict[str, Any], file: Path) -> None:
+    """Milliseconds of every contender at every shape, forward and backward."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(12, 4.5), sharey=True, layout="constrained")
+    places = range(len(rows))
+    for panel, way in zip(panels, ("forward", "backward"), strict=True):
+        for name, colour in COLOURS.items():
+            times = [_milliseconds(row, way, name) for row in rows]
+            if any(times):
+                style = {"marker": "_", "markersize": 22, "markeredgewidth": 2} if name == "memory limit" else {}
+                panel.plot(places, times, **{"marker": "o", "linestyle": "none", **style}, color=colour, label=name)
+        panel.set_yscale("log")
+        panel.set_xticks(places, [f"{row['tokens']:,}\nbatch {row['batch']}" for row in rows])
+        panel.set_xlabel("tokens")
+        panel.set_title(way)
+    panels[0].set_ylabel("milliseconds")
+    panels[0].legend(frameon=False)
+    _finish(figure, origin, file)
+
+
+def _milliseconds(row: dict[str, Any], way: str, name: str) -> float | None:
+    if name == "memory limit":
+        return row["limit"] if way == "forward" else None
+    times = row[way]
+    if name == "best of fla":
+        return min((t for peer, t in times.items() if peer.startswith("fla")), default=None)
+    return times.get(name)
+
+
+def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
+    """Images a second against the side of the image; a cross at the foot where a model ran out of memory."""
+    plt = _pyplot()
+    cases = sorted({(row["batch"], row["mode"], row["compiled"]) for row in rows}, key=str)
+    figure, panels = plt.subplots(
+        1, len(cases), figsize=(1 + 5 * len(cases), 4.5), squeeze=False, sharey=True, layout="constrained"
+    )
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    floor = 0.5 * min(row["images_per_second"] for row in rows if row["images_per_second"])
+    palette = list(COLOURS.values())
+    for panel, case in zip(panels[0], cases, strict=True):
+        for index, name in enumerate(names):
+            mine = [
+                row for row in rows if (row["batch"], row["mode"], row["compiled"]) == case and row["model"] == name
+            ]
+            ran = [row for row in mine if row["images_per_second"]]
+            colour = palette[index % len(palette)]
+            panel.plot(
+                [row["size"][0] for row in ran], [row["images_per_second"] for row in ran],
+                marker="o", color=colour, label=name, linestyle="--" if "ceiling" in name else "-",
+            )  # fmt: skip
+            full = [row["size"][0] for row in mine if not row["images_per_second"]]
+            panel.plot(full, [floor * 0.8**index] * len(full), marker="x", linestyle="none", color=colour)
+        batch, mode, compiled = case
+        panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
+        panel.set_title(f"{mode}, batch {batch}{', compiled' if compiled else ''}")
+        sides = sorted({row["size"][0] for row in rows})
+        panel.set_xticks(sides, [str(side) for side in sides])
+        panel.minorticks_off()
+    panels[0][0].set_ylabel("images/s (x: out of memory)")
+    panels[0][0].legend(frameon=False)
+    _finish(figure, origin, file)
+
+
+def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
+    """Images a second of HViR and its peers as bars, the fastest on top."""
+    plt = _pyplot()
+    sizes = list(dict.fromkeys((tuple(row["size"]), row["compiled"]) for row in rows))
+    figure, panels = plt.subplots(
+        1, len(sizes), figsize=(1 + 5 * len(sizes), 5), squeeze=False, layout="constrained"
+    )  # fmt: skip
+    for panel, (size, compiled) in zip(panels[0], sizes, strict=True):
+        mine = [r for r in rows if (tuple(r["size"]), r["compiled"]) == (size, compiled) and r["images_per_second"]]
+        mine = sorted((r for r in mine if "ceiling" not in r["model"]), key=lambda r: r["images_per_second"])
+        ours = [COLOURS["kernel 2D"] if r["model"].startswith("hvir") else COLOURS["attention"] for r in mine]
+        panel.barh([r["model"] for r in mine], [r["images_per_second"] for r in mine], color=ours)
+        panel.set_xlabel("images/s")
+        panel.set_title(f"{size[0]} x {size[1]} px, {'compiled' if compiled else 'eager'}")
+    _finish(figure, origin, file)
+
+
+def _finish(figure: Any, origin: dict[str, Any], file: Path) -> None:
+    for panel in figure.axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.3, which="major")
+    told = ", ".join(f"{key} {value}" for key, value in origin.items() if value)
+    figure.text(0.01, -0.03, told, fontsize=7, color="grey")
+    figure.savefig(file, dpi=150, bbox_inches="tight")
+    _pyplot().close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "plots need matplotlib: pip install 'vision-retention[bench]', or leave --plot away."
+        ) from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
