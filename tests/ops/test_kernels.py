@@ -119,6 +119,18 @@ def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPa
     check(run, case_2d((7, 5), True, 16, 16), torch.float32, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("grid", [(9, 20), pytest.param((30, 50), marks=MORE)], ids=str)
+def test_2d_corners_made_in_both_ways(at_once: bool, grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "corners_at_once", lambda *_: at_once)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, grid, form="kernel"), None
+
+    for dtype in ROUNDED:
+        check(run, case_2d(grid, True, 40, 40), dtype, DEVICE, kernel=True)
+
+
 @pytest.mark.parametrize("rows", [[7], [1, 6], [3, 3, 1]], ids=str)
 def test_2d_stream_passes_states_and_their_gradients(rows: list[int]) -> None:
     sizes = [5 * r for r in rows]

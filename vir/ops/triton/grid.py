@@ -46,7 +46,7 @@ def grid(
     program = tl.program_id(0)
     if CLASS:
         program -= 1
-    if program < 0:
+    if CLASS and program < 0:
         class_token(
             q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
             DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK,
@@ -208,3 +208,53 @@ def join_tile_rows(corner_ptr, gamma_ptr, corners_y, width, heads, ROWS: tl.cons
         state = state * fade + tl.load(places, mask=e < width, other=0.0).to(tl.float32)
         tl.store(places, state.to(corner_ptr.dtype.element_ty), mask=e < width)
         places += width
+
+
+@triton.jit
+def all_corners(
+    k_ptr, v_ptr, corner_ptr, last_row_ptr, gamma_ptr,
+    k_b, k_n, k_h, v_b, v_n, v_h,
+    rows, cols, corners_y, corners_x, heads,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Both steps in one, for a part of the state's columns: tile after tile, with the tile row above kept in float32.
+
+    For grids of few tiles and many heads. The row above is read a tile row, at least two tiles, after it was written:
+    the threads of a program have met in between, at the wait for the loads of k and v.
+    """
+    part, bh = tl.program_id(0), tl.program_id(1)
+    batch, head = tl.cast(bh // heads, tl.int64), bh % heads
+    lg = log2_decay(gamma_ptr, head)
+    dk, dv = tl.arange(0, BK), part * BV + tl.arange(0, BV)
+    i = tl.arange(0, ROWS * COLS)
+    x, y = i % COLS, i // COLS
+    inside = y * cols + x
+    turn = -1 if BACK else 1
+    if BACK:
+        inside = -inside
+    origin = tl.cast(rows, tl.int64) * cols - 1 if BACK else tl.cast(rows, tl.int64) * 0
+    k_ptr += batch * k_b + head * k_h + origin * k_n
+    v_ptr += batch * v_b + head * v_h + origin * v_n
+    corner_ptr += tl.cast(bh, tl.int64) * corners_y * corners_x * DK * DV
+    last_row_ptr += tl.cast(bh, tl.int64) * corners_x * DK * DV
+    places = state_offsets(dk, dv, DV, 1)
+    ok = state_mask(dk, dv, DK, DV)
+    ok_v = (i >= 0)[:, None] & (dv < DV)[None, :]
+    zeta = power(lg, COLS + ROWS - 2 - x - y)
+    state = tl.zeros([BK, BV], tl.float32)
+    for tile_ in range(0, corners_y * corners_x):
+        tile_y, tile_x = tile_ // corners_x, tile_ % corners_x
+        there = turn * (tl.cast(tile_y, tl.int64) * ROWS * cols + tile_x * COLS)
+        k = load_rows(k_ptr + there * k_n, inside * k_n, i >= 0, dk, DK, OPERAND)
+        v = tl.load(v_ptr + there * v_n + (inside * v_n)[:, None] + dv[None, :], mask=ok_v, other=0.0).to(OPERAND)
+        made = product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        state = state * tl.where(tile_x > 0, tl.exp2(lg * COLS), 0.0) + made
+        kept = last_row_ptr + tl.cast(tile_x, tl.int64) * DK * DV + places
+        ok_above = (dk < tl.where(tile_y > 0, DK, 0))[:, None] & (dv < DV)[None, :]
+        above = tl.load(kept, mask=ok_above, other=0.0)
+        seen = state + above * tl.exp2(lg * ROWS)
+        tl.store(kept, seen, mask=ok)
+        tl.store(
+            corner_ptr + tl.cast(tile_, tl.int64) * DK * DV + places, seen.to(corner_ptr.dtype.element_ty), mask=ok
+        )

@@ -8,10 +8,12 @@ from torch import Tensor
 from vir.ops.triton import grid as kernels_2d
 from vir.ops.triton import lines, sequence
 from vir.ops.triton.settings import (
+    CORNER_PARTS,
     LINES,
     WALK,
     WALK_BACK,
     Tile,
+    corners_at_once,
     grid_tile,
     processors,
     segment_length,
@@ -238,13 +240,21 @@ def grid(
     if corners:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = torch.empty(b, h, corners_y, corners_x, dk, dv, device=q.device, dtype=kept)
-        kernels_2d.tile_row_states[corners_y, b * h](
-            k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, corners_x, h, **shared
-        )
-        width, part = corners_x * dk * dv, 1024
-        kernels_2d.join_tile_rows[-(-width // part), b * h](
-            states, gamma, corners_y, width, h, ROWS=tile.rows, PART=part, num_warps=4
-        )
+        if corners_at_once(corners_x * corners_y, b * h, processors(q)):
+            part = max(16, _block(dv) // CORNER_PARTS)
+            last_row = torch.empty(b, h, corners_x, dk, dv, device=q.device)
+            kernels_2d.all_corners[-(-dv // part), b * h](
+                k, v, states, last_row, gamma, *_strides(k), *_strides(v), rows, cols, corners_y, corners_x, h,
+                **{**shared, "BV": part},
+            )  # fmt: skip
+        else:
+            kernels_2d.tile_row_states[corners_y, b * h](
+                k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, corners_x, h, **shared
+            )
+            width, part = corners_x * dk * dv, 1024
+            kernels_2d.join_tile_rows[-(-width // part), b * h](
+                states, gamma, corners_y, width, h, ROWS=tile.rows, PART=part, num_warps=4
+            )
     class_token = n > rows * cols
     kernels_2d.grid[tiles_x * tiles_y + class_token, b * h](
         q, k, v, out, states, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),

@@ -71,17 +71,15 @@ def walk(
             size = tl.minimum(CHUNK, count - done)
             zeta, fade = power(lg, tl.maximum(size - 1 - i, 0)), power(lg, size)
         state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
-        q_ptr += CHUNK * q_n
-        k_ptr += CHUNK * k_n
-        v_ptr += CHUNK * v_n
-        out_ptr += CHUNK * out_n
-        if SEVERAL and done + CHUNK >= count:  # on to the next sequence
-            state = tl.zeros([BK, BV], tl.float32)
-            whole = tl.cast(chunks * CHUNK, tl.int64)
-            q_ptr += q_b - whole * q_n
-            k_ptr += k_b - whole * k_n
-            v_ptr += v_b - whole * v_n
-            out_ptr += out_b - whole * out_n
+        ahead, next_batch = CHUNK, 0
+        if SEVERAL:
+            ends = done + CHUNK >= count
+            state = tl.where(ends, 0.0, state)
+            ahead, next_batch = tl.where(ends, CHUNK - chunks * CHUNK, CHUNK), tl.where(ends, 1, 0)
+        q_ptr += tl.cast(ahead, tl.int64) * q_n + next_batch * q_b
+        k_ptr += tl.cast(ahead, tl.int64) * k_n + next_batch * k_b
+        v_ptr += tl.cast(ahead, tl.int64) * v_n + next_batch * v_b
+        out_ptr += tl.cast(ahead, tl.int64) * out_n + next_batch * out_b
     if END:
         tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 

@@ -10,6 +10,8 @@ T = TypeVar("T")
 
 MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
 LEAST_CHUNKS = 4  # of a segment
+MOST_CORNERS = 64  # that one program makes, one after the other
+CORNER_PARTS = 2  # of a state, each with a program
 PROGRAMS = 2  # that a multiprocessor holds at once
 
 
@@ -98,6 +100,11 @@ def sequences_at_once(batch: int, heads: int, segments: int, multiprocessors: in
     if segments > 1:
         return 1
     return min(batch, -(-batch * heads // (PROGRAMS * multiprocessors)))
+
+
+def corners_at_once(corners: int, heads: int, multiprocessors: int) -> bool:
+    """Whether one program walks over all corners of a head: if they are few, and the heads fill the GPU."""
+    return corners <= MOST_CORNERS and heads * CORNER_PARTS >= 2 * multiprocessors
 
 
 def grid_tile(cols: int, block: int, operand_bytes: int) -> Tile:
