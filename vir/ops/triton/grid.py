@@ -122,6 +122,89 @@ def tile(
 
 
 @triton.jit
+def narrow_grid(
+    q_ptr, k_ptr, v_ptr, out_ptr, gamma_ptr,
+    q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
+    batches, rows, cols, heads, images, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    CLASS: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A grid no wider than a tile: the same tile of queries in several images of a batch, one after the other.
+
+    One loop runs over the images and, in each, over the tiles of keys down to the queries' own, so that loads run ahead
+    of the products across images.
+    """
+    head = tl.program_id(1) % heads
+    first = tl.program_id(1) // heads * images
+    walks = tl.minimum(images, batches - first)
+    lg = log2_decay(gamma_ptr, head)
+    q_ptr += tl.cast(first, tl.int64) * q_b + head * q_h
+    k_ptr += tl.cast(first, tl.int64) * k_b + head * k_h
+    v_ptr += tl.cast(first, tl.int64) * v_b + head * v_h
+    out_ptr += tl.cast(first, tl.int64) * out_b + head * out_h
+    program = tl.program_id(0)
+    if CLASS:
+        program -= 1
+    if CLASS and program < 0:
+        for _ in range(0, walks):
+            class_token(
+                q_ptr, k_ptr, v_ptr, out_ptr, out_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+                DK, DV, BK, BV, ROWS, COLS, False, BACK,
+            )  # fmt: skip
+            q_ptr += q_b
+            k_ptr += k_b
+            v_ptr += v_b
+            out_ptr += out_b
+    else:
+        tile_y = tl.cdiv(rows, ROWS) - 1 - program
+        dk, dv = tl.arange(0, BK), tl.arange(0, BV)
+        i = tl.arange(0, ROWS * COLS)
+        x, y = i % COLS, i // COLS
+        inside = y * cols + x
+        turn = -1 if BACK else 1
+        if BACK:
+            inside = -inside
+        last = tl.cast(rows, tl.int64) * cols
+        origin = last - 1 if BACK else last * 0
+        here = origin + turn * tile_y * ROWS * cols
+        q_ptr += here * q_n
+        k_ptr += origin * k_n
+        v_ptr += origin * v_n
+        out_ptr += here * out_n
+        across, down = x[:, None] - x[None, :], y[:, None] - y[None, :]
+        steps = across + down
+        seen = across >= 0
+        from_above = tl.where(seen, power(lg, tl.maximum(steps + ROWS - 1, 0)), 0.0) * scale
+        own = tl.where(seen & (down >= 0), power(lg, tl.maximum(steps, 0)), 0.0) * scale
+        out = tl.zeros([ROWS * COLS, BV], tl.float32)
+        for step in range(0, walks * (tile_y + 1)):
+            tile_k = step % (tile_y + 1)
+            q = load_rows(q_ptr, inside * q_n, (x < cols) & (tile_y * ROWS + y < rows), dk, DK, OPERAND)
+            ok = (x < cols) & (tile_k * ROWS + y < rows)
+            k = load_rows(k_ptr, inside * k_n, ok, dk, DK, OPERAND)
+            v = load_rows(v_ptr, inside * v_n, ok, dv, DV, OPERAND)
+            ends = tile_k == tile_y
+            fade = power(lg, tl.maximum((tile_y - 1 - tile_k) * ROWS + 1, 0))
+            scores = product(q, tl.trans(k), PRECISION) * tl.where(ends, own, from_above * fade)
+            out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+            image = tl.cast(tl.where(ends, 1, 0), tl.int64)
+            if CLASS and BACK:  # the class token is seen from every patch
+                class_at = last - origin - turn * tile_k * ROWS * cols
+                class_k = tl.load(k_ptr + class_at * k_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
+                class_v = tl.load(v_ptr + class_at * v_n + dv, mask=dv < DV, other=0.0).to(tl.float32)
+                score = tl.sum(q.to(tl.float32) * class_k[None, :], 1) * power(lg, x + tile_y * ROWS + y + 1)
+                out += (score * (scale * image))[:, None] * class_v[None, :]
+            written = (x < cols) & (y < tl.where(ends, rows - tile_y * ROWS, 0))
+            store_rows(out_ptr, inside * out_n, written, dv, DV, out)
+            out = tl.where(ends, 0.0, out)
+            down_k = turn * tl.where(ends, -tile_y, 1) * ROWS * cols
+            q_ptr += image * q_b
+            k_ptr += image * k_b + tl.cast(down_k, tl.int64) * k_n
+            v_ptr += image * v_b + tl.cast(down_k, tl.int64) * v_n
+            out_ptr += image * out_b
+
+
+@triton.jit
 def class_token(
     q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,

@@ -15,6 +15,7 @@ from vir.ops.triton.settings import (
     Tile,
     corners_at_once,
     grid_tile,
+    images_at_once,
     processors,
     segment_length,
     sequences_at_once,
@@ -236,6 +237,14 @@ def grid(
         **_sizes(k, v), **_numbers(dtype), "ROWS": tile.rows, "COLS": tile.cols, "BACK": back,
         "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
+    class_token = n > rows * cols
+    images = images_at_once(b, h * tiles_y, processors(q)) if tiles_x == 1 else 1
+    if images > 1:
+        kernels_2d.narrow_grid[tiles_y + class_token, -(-b // images) * h](
+            q, k, v, out, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
+            b, rows, cols, h, images, scale, **shared, CLASS=class_token,
+        )  # fmt: skip
+        return out
     states = out
     if corners:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
@@ -255,7 +264,6 @@ def grid(
             kernels_2d.join_tile_rows[-(-width // part), b * h](
                 states, gamma, corners_y, width, h, ROWS=tile.rows, PART=part, num_warps=4
             )
-    class_token = n > rows * cols
     kernels_2d.grid[tiles_x * tiles_y + class_token, b * h](
         q, k, v, out, states, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
         rows, cols, h, scale, **shared, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token, maxnreg=tile.registers,

@@ -12,6 +12,7 @@ MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
 LEAST_CHUNKS = 4  # of a segment
 MOST_CORNERS = 64  # that one program makes, one after the other
 CORNER_PARTS = 2  # of a state, each with a program
+NARROW_PROGRAMS = 8  # on narrow grids: more than run at once, because the lower tiles take longer
 PROGRAMS = 2  # that a multiprocessor holds at once
 
 
@@ -100,6 +101,11 @@ def sequences_at_once(batch: int, heads: int, segments: int, multiprocessors: in
     if segments > 1:
         return 1
     return min(batch, -(-batch * heads // (PROGRAMS * multiprocessors)))
+
+
+def images_at_once(batch: int, tiles: int, multiprocessors: int) -> int:
+    """Images in which a program takes the same tile, on a narrow grid: so many that programs are not too many."""
+    return min(batch, -(-batch * tiles // (NARROW_PROGRAMS * multiprocessors)))
 
 
 def corners_at_once(corners: int, heads: int, multiprocessors: int) -> bool:
