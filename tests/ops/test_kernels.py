@@ -159,6 +159,22 @@ def test_any_decay(gamma: float) -> None:
         close("2d", ops.retention_2d(*here, grid, form="kernel"), want, 1e-4)
 
 
+def test_batches_beyond_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = torch.randn(3, 5, 10, 3, 16, device=DEVICE).unbind(0)
+    gamma = ops.decay(3, device=DEVICE)
+    state, columns = torch.randn(5, 3, 16, 16, device=DEVICE), torch.randn(5, 3, 5, 16, 16, device=DEVICE)
+    calls = [
+        lambda: kernels.sequence(q, k, v, gamma, 1.0, q.dtype, state, final=True),
+        lambda: [kernels.grid(q, k, v, gamma, 1.0, q.dtype, 2, 5)],
+        lambda: kernels.rows(q, k, v, gamma, 1.0, q.dtype, 5, columns),
+    ]
+    whole = [call() for call in calls]
+    monkeypatch.setattr(kernels, "MOST_HEADS", 7)  # two images of three heads
+    for call, want in zip(calls, whole, strict=True):
+        for a, b in zip(call(), want, strict=True):
+            close("parts", a, b, 1e-6)
+
+
 def test_views_of_one_qkv_tensor_and_expanded_gradients() -> None:
     qkv = torch.randn(2, 36, 3, 3, 24, device=DEVICE, requires_grad=True)
     gamma = torch.tensor([0.5, 0.9, 0.99], device=DEVICE)
@@ -195,6 +211,20 @@ def test_registered_with_pytorch() -> None:
     torch.library.opcheck(operators.grid, (q, k, v, gamma, 0.25, 2, 5, torch.float32))
     torch.library.opcheck(operators.column_states, (k, v, gamma, 1.0, 11, False))
     torch.library.opcheck(operators.see_columns, (q, columns, gamma, 0.25, False, False, torch.float32))
+
+
+def test_traced_without_a_break() -> None:
+    def both(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
+        out = ops.retention_1d(q, k, v, gamma, form="kernel") + ops.retention_2d(q, k, v, gamma, (2, 5), form="kernel")
+        return out.square().sum()
+
+    q, k, v = (torch.randn(2, 11, 2, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    gamma = ops.decay(2, device=DEVICE)
+    traced = torch.compile(both, fullgraph=True, backend="aot_eager")
+    want = torch.autograd.grad(both(q, k, v, gamma), (q, k, v))
+    got = torch.autograd.grad(traced(q, k, v, gamma), (q, k, v))
+    for a, b in zip(got, want, strict=True):
+        close("grad", a, b, 1e-6)
 
 
 def test_output_in_full_precision() -> None:

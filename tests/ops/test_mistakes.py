@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from vir import ops
+from vir.ops import kernels
 
 
 def qkv(n: int = 12, h: int = 2, d: int = 4, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -88,3 +89,25 @@ def test_state_of_a_stream() -> None:
         ops.retention_1d_stream(*qkv(), GAMMA, state.half())
     with pytest.raises(ValueError, match=r"expected \(1, 2, 3, 4, 4\)"):
         ops.retention_2d_stream(*qkv(), GAMMA, 3, state)
+
+
+def test_kernel_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "possible", lambda device: False)
+    with pytest.raises(ValueError, match="form='kernel' on cpu, expected a CUDA GPU .* leave form='auto'"):
+        ops.retention_1d(*qkv(), GAMMA, form="kernel")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "chunk", "says"),
+    [
+        (torch.float64, 4, None, "float64 and head size 4, expected float32"),
+        (torch.float32, 129, None, "head size 129, expected .* at most 128"),
+        (torch.float32, 4, 3, "chunk=3, expected None"),
+    ],
+)
+def test_kernel_beyond_what_it_serves(
+    dtype: torch.dtype, d: int, chunk: int | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "possible", lambda device: True)
+    with pytest.raises(ValueError, match=says):
+        ops.retention_2d(*qkv(d=d, dtype=dtype), GAMMA, (3, 4), form="kernel", chunk=chunk)

@@ -14,6 +14,7 @@ if INSTALLED:
 
 LARGEST_HEAD = 128
 OLDEST_GPU = (8, 0)  # compute capability that Triton supports
+MOST_HEADS = 65535  # of a whole batch, in one launch: CUDA's limit
 
 
 @torch.compiler.assume_constant_result
@@ -43,21 +44,33 @@ def sequence(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
 ) -> tuple[Tensor, Tensor]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
-    return operators.sequence(q, k, v, gamma.float(), scale, state, final, dtype)
+    done = [
+        operators.sequence(q, k, v, gamma.float(), scale, state, final, dtype)
+        for q, k, v, state in _launches(q, k, v, state)
+    ]
+    return _joined([out for out, _ in done]), _joined([end for _, end in done])
 
 
 def grid(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
-    return operators.grid(q, k, v, gamma.float(), scale, rows, cols, dtype)
+    return _joined(
+        [operators.grid(q, k, v, gamma.float(), scale, rows, cols, dtype) for q, k, v, _ in _launches(q, k, v, None)]
+    )
 
 
 def rows(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, cols: int, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
-    gamma = gamma.float()
+    done = [_rows(q, k, v, gamma.float(), scale, cols, state) for q, k, v, state in _launches(q, k, v, state)]
+    return _joined([out for out, _ in done]).to(dtype), _joined([end for _, end in done])
+
+
+def _rows(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
     height = q.shape[1] // cols
     out = operators.grid(q, k, v, gamma, scale, height, cols, torch.float32)
     made = operators.column_states(k, v, gamma, 1.0, cols, False)  # b h x k v
@@ -65,4 +78,19 @@ def rows(
     if state is not None:
         out = out + operators.see_columns(q, state, gamma, scale, False, False, torch.float32)
         final = final + gamma[:, None, None, None] ** height * state
-    return out.to(dtype), final
+    return out, final
+
+
+def _launches(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None
+) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """The batch in parts that one launch holds: nearly always one."""
+    most = MOST_HEADS // q.shape[2]
+    if len(q) <= most:
+        return [(q, k, v, state)]
+    parts = [slice(start, start + most) for start in range(0, len(q), most)]
+    return [(q[some], k[some], v[some], None if state is None else state[some]) for some in parts]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
