@@ -93,7 +93,7 @@ def test_state_of_a_stream() -> None:
 
 def test_kernel_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "possible", lambda device: False)
-    with pytest.raises(ValueError, match="form='kernel' on cpu, expected a CUDA GPU .* leave form='auto'"):
+    with pytest.raises(ValueError, match=r"form='kernel' on cpu, expected a CUDA GPU .* leave form='auto'"):
         ops.retention_1d(*qkv(), GAMMA, form="kernel")
 
 
