@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -80,3 +81,11 @@ def test_bench_forms_compares_auto_with_the_best(tmp_path: Path) -> None:
         ("1d", False), ("1d", True), ("2d", False), ("2d", True),
     ]  # fmt: skip
     assert all(row["chosen"] == "parallel" and row["tokens"] == 16 for row in rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", ["ops", "models", "hvir"])
+def test_bench_of_a_gpu_says_that_there_is_none(command: str) -> None:
+    result = run(app, ["bench", command])
+    assert result.exit_code == 2
+    assert "finds none here. On a CPU: vir bench cpu" in words(result.output)

@@ -75,6 +75,17 @@ def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -
     check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("segments", [2], indirect=True)
+def test_1d_tokens_that_have_faded_are_not_missed(segments: None) -> None:
+    """Segments longer than a head remembers, after tokens a thousand times larger."""
+    q, k, v = torch.randn(3, 1, 700, 2, 16, dtype=torch.float64).unbind(0)
+    v[:, :100] *= 1e3
+    gamma = torch.tensor([0.7, 0.9], dtype=torch.float64)
+    want = ops.retention_1d(q, k, v, gamma, form="parallel")
+    got = ops.retention_1d(*(x.to(DEVICE, torch.float32) for x in (q, k, v, gamma)), form="kernel")
+    close("after", got[:, 350:], want[:, 350:], 1e-5)
+
+
 @pytest.mark.parametrize("segments", [1, 3], indirect=True)
 @pytest.mark.parametrize("sizes", [[99, 1], [1, 99], [33, 67]], ids=str)
 def test_1d_stream_passes_states_and_their_gradients(segments: None, sizes: list[int]) -> None:

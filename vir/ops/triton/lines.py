@@ -19,6 +19,8 @@ from vir.ops.triton.pieces import (
     store_rows,
 )
 
+FADED = tl.constexpr(64)  # bits; a float32 sum holds 24
+
 
 @triton.jit
 def line_states(
@@ -43,14 +45,19 @@ def line_states(
     k_ptr += batch * k_b + head * k_h + token * k_n
     v_ptr += batch * v_b + head * v_h + token * v_n
     state = tl.zeros([BK, BV], tl.float32)
-    for done in range(0, count, CHUNK):
+    # Tokens so far from the end that they fade below 2^-FADED, beyond the last bit of the sum, are not read.
+    seen = (FADED.value / tl.maximum(-lg, 1e-6)).to(tl.int32) + CHUNK
+    skipped = tl.maximum(count - seen, 0) // CHUNK * CHUNK
+    k_ptr += tl.cast(skipped * step, tl.int64) * k_n
+    v_ptr += tl.cast(skipped * step, tl.int64) * v_n
+    for done in range(skipped, count, CHUNK):
         ok = i < count - done
-        k = load_rows(k_ptr, i * step * k_n, ok, dk, DK, OPERAND)
-        v = load_rows(v_ptr, i * step * v_n, ok, dv, DV, OPERAND)
+        k = load_rows(k_ptr, tl.cast(i * step, tl.int64) * k_n, ok, dk, DK, OPERAND)
+        v = load_rows(v_ptr, tl.cast(i * step, tl.int64) * v_n, ok, dv, DV, OPERAND)
         left = count - 1 - done - i + (1 if BACK else 0)
         state += product(tl.trans(scaled(k, power(lg, tl.maximum(left, 0)) * scale, OPERAND, PRECISION)), v, PRECISION)
-        k_ptr += CHUNK * step * k_n
-        v_ptr += CHUNK * step * v_n
+        k_ptr += tl.cast(CHUNK * step, tl.int64) * k_n
+        v_ptr += tl.cast(CHUNK * step, tl.int64) * v_n
     state_ptr += (tl.cast(bh, tl.int64) * lines + line) * DK * DV
     tl.store(state_ptr + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 
@@ -76,10 +83,10 @@ def apply_states(
     state = operand(state, OPERAND, PRECISION)
     for done in range(0, rows, CHUNK):
         row = done + i
-        q = load_rows(q_ptr, i * cols * q_n, row < rows, dk, DK, OPERAND)
+        q = load_rows(q_ptr, tl.cast(i * cols, tl.int64) * q_n, row < rows, dk, DK, OPERAND)
         steps = (rows - 1 - row) if BACK else row + 1
         out = product(q, state, PRECISION) * (power(lg, tl.maximum(steps, 0)) * scale)[:, None]
-        store_rows(out_ptr, i * cols * out_n, row < rows, dv, DV, out)
+        store_rows(out_ptr, tl.cast(i * cols, tl.int64) * out_n, row < rows, dv, DV, out)
         q_ptr += tl.cast(CHUNK * cols, tl.int64) * q_n
         out_ptr += tl.cast(CHUNK * cols, tl.int64) * out_n
 
