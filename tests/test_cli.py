@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from typer.testing import CliRunner
@@ -89,3 +90,43 @@ def test_bench_of_a_gpu_says_that_there_is_none(command: str) -> None:
     result = run(app, ["bench", command])
     assert result.exit_code == 2
     assert "finds none here. On a CPU: vir bench cpu" in words(result.output)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ops", "--shape", "4x2", "--shape", "20x1"],
+        ["models", "--model", "S", "--size", "64", "--batch", "2"],
+        ["models", "--model", "S", "--size", "64", "--batch", "2", "--training"],
+        ["models", "--model", "S", "--size", "64", "--batch", "2", "--compiled"],
+        ["hvir", "--size", "64x96", "--batch", "2"],
+    ],
+    ids=" ".join,
+)
+def test_bench_on_a_gpu(arguments: list[str], tmp_path: Path) -> None:
+    files = tmp_path / "figures.json", tmp_path / "figures.png"
+    result = run(app, ["bench", *arguments, "--repeats", "2", "--json", str(files[0]), "--plot", str(files[1])])
+    assert result.exit_code == 0, result.output
+    assert json.loads(files[0].read_text())["rows"]
+    assert files[1].stat().st_size > 10_000
+
+
+def test_the_ceiling_has_no_token_mixing() -> None:
+    from vir.bench.models import ceiling
+    from vir.layers.retention import MultiHeadRetention
+
+    model = ceiling(timm.create_model("vir_tiny_patch16_224", img_size=64, depth=2)).eval()
+    assert not any(isinstance(module, MultiHeadRetention) for module in model.modules())
+    pixels = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        tokens, moved = model.forward_features(pixels), model.forward_features(pixels.roll(16, 3))
+    assert torch.allclose(tokens[:, -1], moved[:, -1])  # the class token sees no patch
+
+
+@pytest.mark.parametrize("shape", ["64", "0x3", "axb"])
+def test_bench_asks_for_two_numbers(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    result = run(app, ["bench", "ops", "--shape", shape])
+    assert result.exit_code == 2
+    assert "expected two whole numbers with an x between them" in words(result.output)

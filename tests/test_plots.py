@@ -27,7 +27,15 @@ def test_operators(tmp_path: Path) -> None:
 def test_models_that_ran_out_of_memory_are_shown(tmp_path: Path) -> None:
     speeds = {"ViT-B/16": [2000.0, 30.0, None], "ViR-B/16 1D": [2100.0, 120.0, 30.0]}
     rows = [
-        {"model": name, "size": (px, px), "batch": 16, "mode": "inference", "compiled": False, "images_per_second": s}
+        {
+            "family": "B",
+            "model": name,
+            "size": (px, px),
+            "batch": 16,
+            "mode": "inference",
+            "compiled": False,
+            "images_per_second": s,
+        }
         for name, some in speeds.items()
         for px, s in zip((224, 1024, 4096), some, strict=True)
     ]

@@ -232,7 +232,9 @@ def bench_models(
             for size in sizes or [224, 512, 1024, 2048, 4096]:
                 for batch in batches or [16]:
                     makers = models.plain_models(kind, size)
-                    some = list(models.compare(makers, (size, size), batch, mode, compiled, repeats, status.update))
+                    some = list(
+                        models.compare(kind, makers, (size, size), batch, mode, compiled, repeats, status.update)
+                    )
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
                     rows += [row.as_dict() for row in some]
     console.print(table)
@@ -260,7 +262,7 @@ def bench_hvir(
     peers = models.PEERS if pixels == (224, 224) else ()
     makers = models.hierarchical_models(models.HIERARCHICAL, peers)
     with console.status("") as status:
-        some = list(models.compare(makers, pixels, batch, "inference", compiled, repeats, status.update))
+        some = list(models.compare("HViR", makers, pixels, batch, "inference", compiled, repeats, status.update))
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))

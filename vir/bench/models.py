@@ -32,6 +32,7 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Row:
+    family: str  # of models of one size: they share a plot
     model: str
     size: Size
     batch: int
@@ -94,6 +95,7 @@ def in_form(model: nn.Module, form: Any) -> nn.Module:
 
 
 def compare(
+    family: str,
     makers: dict[str, Callable[[], nn.Module]],
     size: Size,
     batch: int,
@@ -104,13 +106,20 @@ def compare(
 ) -> Iterator[Row]:
     for name, make in makers.items():
         say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
-        yield _row(name, make, size, batch, mode, compiled, repeats)
+        yield _row(family, name, make, size, batch, mode, compiled, repeats)
 
 
 def _row(
-    name: str, make: Callable[[], nn.Module], size: Size, batch: int, mode: Mode, compiled: bool, repeats: int
+    family: str,
+    name: str,
+    make: Callable[[], nn.Module],
+    size: Size,
+    batch: int,
+    mode: Mode,
+    compiled: bool,
+    repeats: int,
 ) -> Row:
-    nothing = Row(name, size, batch, mode, compiled, None, None, None)
+    nothing = Row(family, name, size, batch, mode, compiled, None, None, None)
     try:
         call = inference(make(), size, batch, compiled) if mode == "inference" else training(
             make(), size, batch, compiled
@@ -124,7 +133,7 @@ def _row(
         call = None  # type: ignore[assignment]
         torch.compiler.reset()
         torch.cuda.empty_cache()
-    return Row(name, size, batch, mode, compiled, batch / time.median, time.spread, peak)
+    return Row(family, name, size, batch, mode, compiled, batch / time.median, time.spread, peak)
 
 
 def inference(model: nn.Module, size: Size, batch: int, compiled: bool) -> Callable[[], Any]:

@@ -48,35 +48,35 @@ def _milliseconds(row: dict[str, Any], way: str, name: str) -> float | None:
 def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     """Images a second against the side of the image; a cross at the foot where a model ran out of memory."""
     plt = _pyplot()
-    cases = sorted({(row["batch"], row["mode"], row["compiled"]) for row in rows}, key=str)
-    figure, panels = plt.subplots(
-        1, len(cases), figsize=(1 + 5 * len(cases), 4.5), squeeze=False, sharey=True, layout="constrained"
-    )
-    names = list(dict.fromkeys(row["model"] for row in rows))
-    floor = 0.5 * min(row["images_per_second"] for row in rows if row["images_per_second"])
-    palette = list(COLOURS.values())
-    for panel, case in zip(panels[0], cases, strict=True):
-        for index, name in enumerate(names):
-            mine = [
-                row for row in rows if (row["batch"], row["mode"], row["compiled"]) == case and row["model"] == name
-            ]
-            ran = [row for row in mine if row["images_per_second"]]
-            colour = palette[index % len(palette)]
-            panel.plot(
-                [row["size"][0] for row in ran], [row["images_per_second"] for row in ran],
-                marker="o", color=colour, label=name, linestyle="--" if "ceiling" in name else "-",
-            )  # fmt: skip
-            full = [row["size"][0] for row in mine if not row["images_per_second"]]
-            panel.plot(full, [floor * 0.8**index] * len(full), marker="x", linestyle="none", color=colour)
-        batch, mode, compiled = case
-        panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
-        panel.set_title(f"{mode}, batch {batch}{', compiled' if compiled else ''}")
-        sides = sorted({row["size"][0] for row in rows})
-        panel.set_xticks(sides, [str(side) for side in sides])
-        panel.minorticks_off()
-    panels[0][0].set_ylabel("images/s (x: out of memory)")
-    panels[0][0].legend(frameon=False)
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    cases = list(dict.fromkeys((row["batch"], row["mode"], row["compiled"]) for row in rows))
+    shape = {"nrows": len(families), "ncols": len(cases), "figsize": (1 + 5 * len(cases), 4.5 * len(families))}
+    figure, panels = plt.subplots(**shape, squeeze=False, sharey="row", layout="constrained")
+    sides = sorted({row["size"][0] for row in rows})
+    for line, family in zip(panels, families, strict=True):
+        for panel, (batch, mode, compiled) in zip(line, cases, strict=True):
+            case = family, batch, mode, compiled
+            _models_panel(panel, [r for r in rows if (r["family"], r["batch"], r["mode"], r["compiled"]) == case])
+            panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
+            panel.set_xticks(sides, [str(side) for side in sides])
+            panel.minorticks_off()
+            panel.set_title(f"{family}: {mode}, batch {batch}{', compiled' if compiled else ''}")
+        line[0].set_ylabel("images/s (x: out of memory)")
+        line[0].legend(frameon=False)
     _finish(figure, origin, file)
+
+
+def _models_panel(panel: Any, rows: Rows) -> None:
+    floor = 0.5 * min((row["images_per_second"] for row in rows if row["images_per_second"]), default=1.0)
+    palette = list(COLOURS.values())
+    for index, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        mine = [row for row in rows if row["model"] == name]
+        ran = [(row["size"][0], row["images_per_second"]) for row in mine if row["images_per_second"]]
+        colour = palette[index % len(palette)]
+        style = "--" if "ceiling" in name else "-"
+        panel.plot(*zip(*ran, strict=True) if ran else ([], []), marker="o", color=colour, label=name, linestyle=style)
+        full = [row["size"][0] for row in mine if not row["images_per_second"]]
+        panel.plot(full, [floor * 0.8**index] * len(full), marker="x", linestyle="none", color=colour)
 
 
 def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
