@@ -1,4 +1,7 @@
-"""Launch settings, measured once: no search at the first call. `python -m vir.bench.tune` measures them anew."""
+"""Launch settings, so that no search runs at the first call. `python -m vir.bench.tune` measures them.
+
+Measured so far, on an H200: bf16 with heads of 64. The others are guesses that fit on a multiprocessor.
+"""
 
 from dataclasses import dataclass
 from typing import TypeVar
