@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triton.runtime.errors import InterpreterError
 
 from vir.ops import kernels
-from vir.ops.triton import launch, operators
+from vir.ops.triton import launch, operators, settings
 from vir.ops.triton.settings import Tile
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -48,6 +48,12 @@ def test_the_fence_holds() -> None:
         launch.line_states(k, short, torch.ones(1), 1.0, 1, 5, back=False, dtype=k.dtype)
 
 
+@pytest.fixture(params=[1, 2])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide the channels of v among so many programs."""
+    monkeypatch.setattr(launch, "value_parts", lambda *_: request.param)
+
+
 @pytest.fixture
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut sequences into so many segments, however many walks there are."""
@@ -71,7 +77,7 @@ def test_1d_equals_definition(n: int, d: int, e: int, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("segments", [1, 3], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -> None:
+def test_1d_in_segments_with_a_final_state(segments: None, parts: None, dtype: torch.dtype) -> None:
     check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
@@ -130,13 +136,10 @@ def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPa
     check(run, case_2d((7, 5), True, 16, 16), torch.float32, DEVICE, kernel=True)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(("grid", "tile"), [((9, 10), Tile(4, 4, 4, 1)), pytest.param((30, 50), None, marks=MORE)])
-def test_2d_corners_made_in_both_ways(
-    at_once: bool, grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
+def test_2d_corners_of_several_tile_rows(
+    grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three tile rows and more: a corner then has corners above it."""
-    monkeypatch.setattr(launch, "corners_at_once", lambda *_: at_once)
     if tile is not None:
         monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
 
@@ -145,6 +148,17 @@ def test_2d_corners_made_in_both_ways(
 
     for dtype in ROUNDED:
         check(run, case_2d(grid, True, 40, 40), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("tile", [Tile(8, 4, 4, 1), Tile(4, 8, 4, 1), Tile(8, 8, 4, 1)], ids=str)
+def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "MOST_KEYS", 16)
+    monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, (10, 11), form="kernel"), None
+
+    check(run, case_2d((10, 11), True, 16, 16), torch.float32, DEVICE, kernel=True)
 
 
 @pytest.mark.parametrize("rows", [[7], [1, 6], [3, 3, 1]], ids=str)

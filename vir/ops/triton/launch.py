@@ -8,18 +8,15 @@ from torch import Tensor
 from vir.ops.triton import grid as kernels_2d
 from vir.ops.triton import lines, sequence
 from vir.ops.triton.settings import (
-    CORNER_PARTS,
     LINES,
     WALK,
     WALK_BACK,
     Tile,
-    corners_at_once,
     grid_tile,
-    images_at_once,
     processors,
     segment_length,
-    sequences_at_once,
     sized,
+    value_parts,
 )
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
@@ -46,12 +43,14 @@ def _numbers(dtype: torch.dtype) -> dict:
     return {"OPERAND": tl.float32, "PRECISION": "tf32" if dtype == torch.float16 else "tf32x3"}
 
 
-def _sizes(k: Tensor, v: Tensor) -> dict[str, int]:
-    return {"DK": k.shape[3], "DV": v.shape[3], "BK": _block(k.shape[3]), "BV": _block(v.shape[3])}
+def _sizes(dk: int, dv: int) -> dict[str, int]:
+    """Of states: blocks are square, because Triton 3.6 gets products of 64 by 16 channels wrong on Hopper."""
+    block = _block(max(dk, dv))
+    return {"DK": dk, "DV": dv, "BK": block, "BV": block}
 
 
-def _key(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[int, int]:
-    return max(_block(k.shape[3]), _block(v.shape[3])), 2 if dtype == torch.bfloat16 else 4
+def _key(dk: int, dv: int, dtype: torch.dtype) -> tuple[int, int]:
+    return _block(max(dk, dv)), 2 if dtype == torch.bfloat16 else 4
 
 
 def walk(
@@ -69,24 +68,26 @@ def walk(
     segments: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and, if asked for, the final state; a transposed state is `b h v k`."""
-    b, n, h, _ = q.shape
+    b, n, h, dk = q.shape
+    dv = v.shape[3]
     q, k, v = _rows_whole(q), _rows_whole(k), _rows_whole(v)
-    out = torch.empty(b, n, h, v.shape[3], device=q.device, dtype=out_dtype)
-    end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if final else gamma.new_empty(0)
-    set_ = sized(WALK, *_key(k, v, dtype))
-    length = segment_length(n, b * h, set_.chunk, processors(q)) if segments is None else -(-n // segments)
+    out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
+    end = torch.empty(b, h, dk, dv, device=q.device) if final else gamma.new_empty(0)
+    set_ = sized(WALK, *_key(dk, dv, dtype))
+    parts = value_parts(b * h, dv, processors(q))
+    length = segment_length(n, b * h * parts, set_.chunk, processors(q)) if segments is None else -(-n // segments)
     count = -(-n // length)
-    state_strides = (1, k.shape[3]) if transposed else (v.shape[3], 1)
+    state_strides = (1, dk) if transposed else (dv, 1)
     start = state
     if count > 1:
         start = starts(k, v, gamma, 1.0, state, end, length, dtype=dtype, strides=state_strides)
-        state_strides = (v.shape[3], 1)
-    several = sequences_at_once(b, h, count, processors(q)) if start is None and not final else 1
-    sequence.walk[count, -(-b // several) * h](
+        state_strides = (dv, 1)
+    sizes = _sizes(dk, dv)
+    sequence.walk[count * parts, b * h](
         q, k, v, out, out if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(out), *state_strides,
-        b, n, length, h, several, scale, **_sizes(k, v), **_numbers(dtype),
-        CHUNK=set_.chunk, START=start is not None, END=final and count == 1, SEVERAL=several > 1,
+        n, length, h, scale, **{**sizes, "BV": sizes["BV"] // parts}, **_numbers(dtype),
+        PARTS=parts, CHUNK=set_.chunk, START=start is not None, END=final and count == 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
     return out, end
@@ -111,7 +112,7 @@ def walk_back(
     dk = torch.empty(k.shape, device=k.device, dtype=k.dtype)
     dv = torch.empty(v.shape, device=v.device, dtype=v.dtype)
     end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if first else gamma.new_empty(0)
-    set_ = sized(WALK_BACK, *_key(k, v, dtype))
+    set_ = sized(WALK_BACK, *_key(k.shape[3], v.shape[3], dtype))
     length = segment_length(n, b * h, set_.chunk, processors(q)) if segments is None else -(-n // segments)
     count = -(-n // length)
     start = grad_state
@@ -120,7 +121,7 @@ def walk_back(
     sequence.walk_back[count, b * h](
         q, k, v, grad, dk, dv, dk if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(grad), *_strides(dk), *_strides(dv),
-        n, length, h, scale, **_sizes(k, v), **_numbers(dtype),
+        n, length, h, scale, **_sizes(k.shape[3], v.shape[3]), **_numbers(dtype),
         CHUNK=set_.chunk, START=start is not None, END=first and count == 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
@@ -172,11 +173,12 @@ def line_states(
     k, v = _rows_whole(k), _rows_whole(v)
     rows = n // cols
     count = -(-rows // length) * cols
-    states = torch.empty(b, h, count, dk, v.shape[3], device=k.device)
-    set_ = sized(LINES, *_key(k, v, dtype))
+    dv = v.shape[3]
+    states = torch.empty(b, h, count, dk, dv, device=k.device)
+    set_ = sized(LINES, *_key(dk, dv, dtype))
     lines.line_states[count if last else count - 1, b * h](
         k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, length, count, h, scale,
-        **_sizes(k, v), **_numbers(dtype), CHUNK=set_.chunk, BACK=back,
+        **_sizes(dk, dv), **_numbers(dtype), CHUNK=set_.chunk, BACK=back,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
     return states
@@ -199,11 +201,10 @@ def apply_states(
     cols = states.shape[2]
     dv = states.shape[3 if transposed else 4]
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
-    sizes = {"DK": dk, "DV": dv, "BK": _block(dk), "BV": _block(dv)}
-    set_ = sized(LINES, max(sizes["BK"], sizes["BV"]), 2 if dtype == torch.bfloat16 else 4)
+    set_ = sized(LINES, *_key(dk, dv, dtype))
     lines.apply_states[cols, b * h](
         q, states, out, gamma, *_strides(q), *_strides(out), dk * dv, *((1, dk) if transposed else (dv, 1)),
-        n // cols, cols, h, scale, **sizes, **_numbers(dtype), CHUNK=set_.chunk, BACK=back,
+        n // cols, cols, h, scale, **_sizes(dk, dv), **_numbers(dtype), CHUNK=set_.chunk, BACK=back,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
     return out
@@ -229,43 +230,24 @@ def grid(
     q, k, v = _rows_whole(q), _rows_whole(k), _rows_whole(v)
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
     if tile is None:
-        tile = grid_tile(cols, *_key(k, v, dtype))
+        tile = grid_tile(rows, cols, b * h, *_key(dk, dv, dtype), processors(q))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
-    corners_x, corners_y = tiles_x - 1, tiles_y - 1
-    corners = corners_x > 0 and corners_y > 0
     shared = {
-        **_sizes(k, v), **_numbers(dtype), "ROWS": tile.rows, "COLS": tile.cols, "BACK": back,
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        **_sizes(dk, dv), **_numbers(dtype), "ROWS": tile.rows, "COLS": tile.cols, "BACK": back,
+        "num_stages": tile.stages,
     }  # fmt: skip
-    class_token = n > rows * cols
-    images = images_at_once(b, h * tiles_y, processors(q)) if tiles_x == 1 else 1
-    if images > 1:
-        kernels_2d.narrow_grid[tiles_y + class_token, -(-b // images) * h](
-            q, k, v, out, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
-            b, rows, cols, h, images, scale, **shared, CLASS=class_token,
-        )  # fmt: skip
-        return out
+    corners = tiles_x > 1 and tiles_y > 1
     states = out
     if corners:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        states = torch.empty(b, h, corners_y, corners_x, dk, dv, device=q.device, dtype=kept)
-        if corners_at_once(corners_x * corners_y, b * h, processors(q)):
-            part = max(16, _block(dv) // CORNER_PARTS)
-            last_row = torch.empty(b, h, corners_x, dk, dv, device=q.device)
-            kernels_2d.all_corners[-(-dv // part), b * h](
-                k, v, states, last_row, gamma, *_strides(k), *_strides(v), rows, cols, corners_y, corners_x, h,
-                **{**shared, "BV": part},
-            )  # fmt: skip
-        else:
-            kernels_2d.tile_row_states[corners_y, b * h](
-                k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, corners_x, h, **shared
-            )
-            width, part = corners_x * dk * dv, 1024
-            kernels_2d.join_tile_rows[-(-width // part), b * h](
-                states, gamma, corners_y, width, h, ROWS=tile.rows, PART=part, num_warps=4
-            )
+        states = torch.empty(b, h, tiles_y - 1, tiles_x - 1, dk, dv, device=q.device, dtype=kept)
+        kernels_2d.tile_row_states[tiles_y - 1, b * h](
+            k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, tiles_x - 1, h, **shared, num_warps=4
+        )
+    class_token = n > rows * cols
     kernels_2d.grid[tiles_x * tiles_y + class_token, b * h](
         q, k, v, out, states, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
-        rows, cols, h, scale, **shared, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token, maxnreg=tile.registers,
+        rows, cols, h, scale, **shared, KEYS=tile.keys, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
+        num_warps=tile.warps, maxnreg=tile.registers,
     )  # fmt: skip
     return out

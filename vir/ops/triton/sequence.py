@@ -1,9 +1,8 @@
 """1D retention: one walk over the sequence, chunk by chunk, with the state in registers.
 
-A walk reads q, k, v once and writes the output once. Where batch and heads give more walks than the GPU holds, a
-program takes several of one head in a row, so that the loads of the next begin before the last ends. Where they give
-too few, the sequence is cut into segments: `lines.py` makes the state at the start of each, and every segment is walked
-on its own.
+A walk reads q, k, v once and writes the output once. Where batch and heads give too few walks to fill the GPU, the
+channels of v are divided among PARTS programs, and the sequence is cut into segments: `lines.py` makes the state at the
+start of each, and every segment is walked on its own.
 """
 
 import triton
@@ -26,27 +25,25 @@ from vir.ops.triton.pieces import (
 def walk(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
-    batches, tokens, length, heads, sequences, scale,
-    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, SEVERAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    tokens, length, heads, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
+    CHUNK: tl.constexpr, START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
 
     The state is that of the token before a chunk: sum of gamma^(steps to that token) k_j^T v_j.
     """
-    segment, line = tl.program_id(0), tl.program_id(1)
-    head = line % heads
-    batch = tl.cast(line // heads, tl.int64) * sequences
-    walks = tl.minimum(sequences, batches - line // heads * sequences)
+    segment, part, line = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1)
+    batch, head = tl.cast(line // heads, tl.int64), line % heads
     lg = log2_decay(gamma_ptr, head)
-    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
+    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), part * BV + tl.arange(0, BV)
     first = tl.cast(segment, tl.int64) * length
     count = tl.minimum(length, tokens - segment * length)
     q_ptr += batch * q_b + head * q_h + first * q_n
     k_ptr += batch * k_b + head * k_h + first * k_n
     v_ptr += batch * v_b + head * v_h + first * v_n
     out_ptr += batch * out_b + head * out_h + first * out_n
-    states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
+    states = (tl.cast(line, tl.int64) * (tl.num_programs(0) // PARTS) + segment) * DK * DV
 
     steps = i[:, None] - i[None, :]
     mask = tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0) * scale
@@ -56,9 +53,7 @@ def walk(
     if START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
-    chunks = tl.cdiv(count, CHUNK)
-    for step in range(0, walks * chunks):
-        done = step % chunks * CHUNK if SEVERAL else step * CHUNK
+    for done in range(0, count, CHUNK):
         ok = i < count - done
         q = load_rows(q_ptr, i * q_n, ok, dk, DK, OPERAND)
         k = load_rows(k_ptr, i * k_n, ok, dk, DK, OPERAND)
@@ -71,15 +66,10 @@ def walk(
             size = tl.minimum(CHUNK, count - done)
             zeta, fade = power(lg, tl.maximum(size - 1 - i, 0)), power(lg, size)
         state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
-        ahead, next_batch = CHUNK, 0
-        if SEVERAL:
-            ends = done + CHUNK >= count
-            state = tl.where(ends, 0.0, state)
-            ahead, next_batch = tl.where(ends, CHUNK - chunks * CHUNK, CHUNK), tl.where(ends, 1, 0)
-        q_ptr += tl.cast(ahead, tl.int64) * q_n + next_batch * q_b
-        k_ptr += tl.cast(ahead, tl.int64) * k_n + next_batch * k_b
-        v_ptr += tl.cast(ahead, tl.int64) * v_n + next_batch * v_b
-        out_ptr += tl.cast(ahead, tl.int64) * out_n + next_batch * out_b
+        q_ptr += CHUNK * q_n
+        k_ptr += CHUNK * k_n
+        v_ptr += CHUNK * v_n
+        out_ptr += CHUNK * out_n
     if END:
         tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 

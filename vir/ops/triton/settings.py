@@ -13,10 +13,8 @@ T = TypeVar("T")
 
 MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
 LEAST_CHUNKS = 4  # of a segment
-MOST_CORNERS = 64  # that one program makes, one after the other
-CORNER_PARTS = 2  # of a state, each with a program
-NARROW_PROGRAMS = 8  # on narrow grids: more than run at once, because the lower tiles take longer
-PROGRAMS = 2  # that a multiprocessor holds at once
+MOST_KEYS = 64  # in a block
+LEAST_VALUES = 32  # channels of v, in a program
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,10 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+
+    @property
+    def keys(self) -> int:
+        return min(MOST_KEYS, self.rows * self.cols)
 
 
 # (head size, bytes of an operand): a head size stands for those up to it.
@@ -99,23 +101,11 @@ def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) ->
     return -(-tokens // (segments * chunk)) * chunk
 
 
-def sequences_at_once(batch: int, heads: int, segments: int, multiprocessors: int) -> int:
-    """Sequences that a program walks one after the other, so that all programs run at the same time."""
-    if segments > 1:
-        return 1
-    return min(batch, -(-batch * heads // (PROGRAMS * multiprocessors)))
+def value_parts(walks: int, channels: int, multiprocessors: int) -> int:
+    """Programs that divide the channels of v among themselves."""
+    return 2 if walks < 2 * multiprocessors and channels == 2 * LEAST_VALUES else 1
 
 
-def images_at_once(batch: int, tiles: int, multiprocessors: int) -> int:
-    """Images in which a program takes the same tile, on a narrow grid: so many that programs are not too many."""
-    return min(batch, -(-batch * tiles // (NARROW_PROGRAMS * multiprocessors)))
-
-
-def corners_at_once(corners: int, heads: int, multiprocessors: int) -> bool:
-    """Whether one program walks over all corners of a head: if they are few, and the heads fill the GPU."""
-    return corners <= MOST_CORNERS and heads * CORNER_PARTS >= 2 * multiprocessors
-
-
-def grid_tile(cols: int, block: int, operand_bytes: int) -> Tile:
+def grid_tile(rows: int, cols: int, heads: int, block: int, operand_bytes: int, multiprocessors: int) -> Tile:
     """The tile for a grid: one as wide as the grid, if that is narrow, needs no corners."""
     return sized(NARROW if cols <= NARROW_COLS else WIDE, block, operand_bytes)
