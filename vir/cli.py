@@ -212,6 +212,7 @@ def bench_models(
     kinds: Annotated[list[str] | None, typer.Option("--model", help="S, B or L; repeat for several.")] = None,
     sizes: Sizes = None,
     batches: Batches = None,
+    forms: Annotated[bool, typer.Option(help="Also ViR in plain PyTorch, parallel and chunkwise.")] = True,
     training: Annotated[bool, typer.Option(help="Time a training step instead of inference.")] = False,
     compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
     repeats: Repeats = 11,
@@ -230,11 +231,10 @@ def bench_models(
             if kind not in models.SIZES:
                 _fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
             for size in sizes or [224, 512, 1024, 2048, 4096]:
-                for batch in batches or [16]:
-                    makers = models.plain_models(kind, size)
-                    some = list(
-                        models.compare(kind, makers, (size, size), batch, mode, compiled, repeats, status.update)
-                    )
+                makers = models.plain_models(kind, size, forms)
+                for some in models.compare(
+                    kind, makers, (size, size), batches or [16], mode, compiled, repeats, status.update
+                ):
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
                     rows += [row.as_dict() for row in some]
     console.print(table)
@@ -246,6 +246,7 @@ def bench_models(
 
 @bench.command("hvir")
 def bench_hvir(
+    names: Annotated[list[str] | None, typer.Option("--model", help="hvir_0 to hvir_4; repeat for several.")] = None,
     size: Annotated[str, typer.Option(help="Rows x columns of the image in pixels.")] = "224x224",
     batch: Batch = 128,
     compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
@@ -259,10 +260,12 @@ def bench_hvir(
     _need_gpu("bench hvir")
     table = Table("model", "px", "batch", "images/s", "times ConvNeXt-T", "of the ceiling", "spread", "peak memory")
     pixels = _shape(size)
-    peers = models.PEERS if pixels == (224, 224) else ()
-    makers = models.hierarchical_models(models.HIERARCHICAL, peers)
+    for name in names or ():
+        if name not in models.HIERARCHICAL:
+            _fail(f"--model {name}: expected one of {', '.join(models.HIERARCHICAL)}.")
+    makers = models.hierarchical_models(names or list(models.HIERARCHICAL), pixels)
     with console.status("") as status:
-        some = list(models.compare("HViR", makers, pixels, batch, "inference", compiled, repeats, status.update))
+        (some,) = models.compare("HViR", makers, pixels, [batch], "inference", compiled, repeats, status.update)
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
@@ -278,7 +281,7 @@ def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: flo
     for row in rows:
         speed = row.images_per_second
         if speed is None:
-            table.add_row(row.model, str(row.size[0]), str(row.batch), "out of memory")
+            table.add_row(row.model, str(row.size[0]), str(row.batch), row.missing)
             continue
         shares = [f"{speed / other:.2f}" if other else "" for other in (rival, ceiling)]
         table.add_row(

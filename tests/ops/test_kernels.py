@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triton.runtime.errors import InterpreterError
 
 from vir.ops import kernels
-from vir.ops.triton import launch, operators, settings
+from vir.ops.triton import launch, operators
 from vir.ops.triton.settings import Tile
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -48,12 +48,6 @@ def test_the_fence_holds() -> None:
         launch.line_states(k, short, torch.ones(1), 1.0, 1, 5, back=False, dtype=k.dtype)
 
 
-@pytest.fixture(params=[1, 2])
-def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divide the channels of v among so many programs."""
-    monkeypatch.setattr(launch, "value_parts", lambda *_: request.param)
-
-
 @pytest.fixture
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut sequences into so many segments, however many walks there are."""
@@ -77,7 +71,7 @@ def test_1d_equals_definition(n: int, d: int, e: int, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("segments", [1, 3], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_1d_in_segments_with_a_final_state(segments: None, parts: None, dtype: torch.dtype) -> None:
+def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -> None:
     check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
@@ -126,7 +120,7 @@ def test_2d_head_sizes(grid: tuple[int, int], d: int, e: int) -> None:
         check(run, case_2d(grid, True, d, e), dtype, DEVICE, kernel=True)
 
 
-@pytest.mark.parametrize("tile", [Tile(4, 4, 4, 1), Tile(8, 2, 4, 1), Tile(2, 16, 4, 1)], ids=str)
+@pytest.mark.parametrize("tile", [Tile(4, 4, 4, 4, 1), Tile(8, 2, 8, 4, 1), Tile(2, 16, 2, 4, 1)], ids=str)
 def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
 
@@ -136,7 +130,7 @@ def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPa
     check(run, case_2d((7, 5), True, 16, 16), torch.float32, DEVICE, kernel=True)
 
 
-@pytest.mark.parametrize(("grid", "tile"), [((9, 10), Tile(4, 4, 4, 1)), pytest.param((30, 50), None, marks=MORE)])
+@pytest.mark.parametrize(("grid", "tile"), [((9, 10), Tile(4, 4, 4, 4, 1)), pytest.param((30, 50), None, marks=MORE)])
 def test_2d_corners_of_several_tile_rows(
     grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,9 +144,8 @@ def test_2d_corners_of_several_tile_rows(
         check(run, case_2d(grid, True, 40, 40), dtype, DEVICE, kernel=True)
 
 
-@pytest.mark.parametrize("tile", [Tile(8, 4, 4, 1), Tile(4, 8, 4, 1), Tile(8, 8, 4, 1)], ids=str)
+@pytest.mark.parametrize("tile", [Tile(8, 4, 4, 4, 1), Tile(4, 8, 2, 4, 1), Tile(8, 8, 2, 4, 1)], ids=str)
 def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "MOST_KEYS", 16)
     monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
 
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:

@@ -1,8 +1,9 @@
 """Whole models on a GPU: images a second and peak memory against timm's, in inference and in training."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any, Literal
 
 import timm
@@ -11,10 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vir.bench.gpu import peak_gpu_memory, time_on_gpu
+from vir.bench.measure import timing
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, set_form
 
 Mode = Literal["inference", "training"]
+PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often
+LONGEST = 4.0  # seconds of a call, foretold by the row of the smaller batch: longer ones are left out
 Size = tuple[int, int]
 SIZES = {"S": "small", "B": "base", "L": "large"}
 HIERARCHICAL = ("hvir_0", "hvir_1", "hvir_2", "hvir_3", "hvir_4")
@@ -38,9 +42,11 @@ class Row:
     batch: int
     mode: Mode
     compiled: bool
-    images_per_second: float | None  # None: out of memory
+    images_per_second: float | None
     spread: float | None
     peak_bytes: int | None
+    repeats: int = 0
+    missing: str = ""  # why there is no figure: "out of memory" or "too slow"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,28 +71,36 @@ def ceiling(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_models(kind: str, size: int) -> dict[str, Callable[[], nn.Module]]:
+def plain_models(kind: str, size: int, forms: bool = True) -> dict[str, Callable[[], nn.Module]]:
     """ViR of one size beside timm's ViT of the same, as makers: only one of them is on the GPU at a time."""
     name = SIZES[kind]
     vir = partial(timm.create_model, f"vir_{name}_patch16_224", img_size=size)
     label = f"{kind}/16"
+    in_pytorch = {
+        f"ViR-{label} 1D parallel": lambda: in_form(vir(), "parallel"),
+        f"ViR-{label} 1D chunkwise": lambda: in_form(vir(), "chunkwise"),
+    }
     return {
         f"ViT-{label}": partial(timm.create_model, f"vit_{name}_patch16_224", img_size=size),
         f"ViR-{label} 1D": vir,
         f"ViR-{label} 2D": partial(vir, retention="2d"),
-        f"ViR-{label} 1D parallel": lambda: in_form(vir(), "parallel"),
-        f"ViR-{label} 1D chunkwise": lambda: in_form(vir(), "chunkwise"),
+        **(in_pytorch if forms else {}),
         f"ceiling {label}": lambda: ceiling(vir()),
     }
 
 
-def hierarchical_models(names: tuple[str, ...], peers: tuple[str, ...]) -> dict[str, Callable[[], nn.Module]]:
+def hierarchical_models(names: list[str], size: Size) -> dict[str, Callable[[], nn.Module]]:
+    """HViR, each with its ceiling, and timm's models; a ViT at another size than its own is left out."""
     makers: dict[str, Callable[[], nn.Module]] = {}
     for name in names:
         make = partial(timm.create_model, name, retention="2d")
         makers[name] = make
         makers[f"{name} ceiling"] = lambda make=make: ceiling(make())  # type: ignore[misc]
-    return makers | {name: partial(timm.create_model, name) for name in peers}
+    for name in PEERS:
+        if size == (224, 224) or not name.startswith("vit"):
+            options: dict[str, Any] = {"img_size": size} if name.startswith("swin") else {}
+            makers[name] = partial(timm.create_model, name, **options)
+    return makers
 
 
 def in_form(model: nn.Module, form: Any) -> nn.Module:
@@ -98,46 +112,59 @@ def compare(
     family: str,
     makers: dict[str, Callable[[], nn.Module]],
     size: Size,
-    batch: int,
+    batches: list[int],
     mode: Mode,
     compiled: bool,
     repeats: int,
     say: Callable[[str], None] = lambda step: None,
-) -> Iterator[Row]:
-    for name, make in makers.items():
-        say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
-        yield _row(family, name, make, size, batch, mode, compiled, repeats)
+) -> Iterator[list[Row]]:
+    """The rows of all models, batch by batch from the smallest."""
+    seconds: dict[str, float] = {}  # of an image
+    for batch in sorted(batches):
+        rows = []
+        for name, make in makers.items():
+            say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
+            nothing = Row(family, name, size, batch, mode, compiled, None, None, None, missing="too slow")
+            if batch * seconds.get(name, 0.0) > LONGEST:
+                rows.append(nothing)
+                continue
+            row = _row(nothing, make, repeats)
+            if row.images_per_second:
+                seconds[name] = 1 / row.images_per_second
+            rows.append(row)
+        yield rows
 
 
-def _row(
-    family: str,
-    name: str,
-    make: Callable[[], nn.Module],
-    size: Size,
-    batch: int,
-    mode: Mode,
-    compiled: bool,
-    repeats: int,
-) -> Row:
-    nothing = Row(family, name, size, batch, mode, compiled, None, None, None)
+def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
+    prepare = inference if nothing.mode == "inference" else training
     try:
-        call = inference(make(), size, batch, compiled) if mode == "inference" else training(
-            make(), size, batch, compiled
-        )  # fmt: skip
+        call = prepare(make, nothing.size, nothing.batch, nothing.compiled)
         call()
+        start = perf_counter()
         peak = peak_gpu_memory(call)
-        time = time_on_gpu({name: call}, repeats)[name]
+        time = timing([perf_counter() - start])
+        repeats = max(1, min(repeats, int(PATIENCE / time.median)))
+        if repeats > 1:
+            (time,) = time_on_gpu({"": call}, repeats).values()
     except torch.OutOfMemoryError:
-        return nothing
+        return replace(nothing, missing="out of memory")
     finally:
         call = None  # type: ignore[assignment]
         torch.compiler.reset()
         torch.cuda.empty_cache()
-    return Row(family, name, size, batch, mode, compiled, batch / time.median, time.spread, peak)
+    speed = nothing.batch / time.median
+    return replace(
+        nothing, images_per_second=speed, spread=time.spread, peak_bytes=peak, repeats=repeats, missing=""
+    )  # fmt: skip
 
 
-def inference(model: nn.Module, size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
-    model = model.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last).eval()
+def _made_on_gpu(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("cuda"):  # random weights are made there much faster
+        return make()
+
+
+def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+    model = _made_on_gpu(make).to(torch.bfloat16).to(memory_format=torch.channels_last).eval()
     images = torch.randn(batch, 3, *size, device="cuda", dtype=torch.bfloat16)
     images = images.contiguous(memory_format=torch.channels_last)
     run = torch.compile(model) if compiled else model
@@ -149,9 +176,9 @@ def inference(model: nn.Module, size: Size, batch: int, compiled: bool) -> Calla
     return call
 
 
-def training(model: nn.Module, size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+def training(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
     """A step of AdamW with bf16 autocast, as training runs."""
-    model = model.to("cuda").to(memory_format=torch.channels_last).train()
+    model = _made_on_gpu(make).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     images = torch.randn(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,), device="cuda")

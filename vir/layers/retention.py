@@ -25,6 +25,23 @@ class HeadsNorm(nn.LayerNorm):
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
 
+_KEPT: dict[tuple[int, DecayKind, torch.device], Tensor] = {}
+
+
+def _decay_for(x: Tensor, heads: int, kind: DecayKind) -> Tensor:
+    """The decay on x's device, made once: not what tracing or a recording CUDA graph would make, which is not real."""
+    key = heads, kind, x.device
+    if type(x) is not Tensor or torch.compiler.is_compiling():
+        return ops.decay(heads, kind, device=x.device)
+    if key not in _KEPT:
+        with torch.inference_mode(False):
+            made = ops.decay(heads, kind, device=x.device)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return made
+        _KEPT[key] = made
+    return _KEPT[key]
+
+
 @register_notrace_module
 class MultiHeadRetention(nn.Module):
     """MHR(z) = W_o LN([Ret_1(z); ...; Ret_h(z)]), each head with its own constant decay.
@@ -73,7 +90,7 @@ class MultiHeadRetention(nn.Module):
             k, scale = k * k.shape[-1] ** -0.5, 1.0
         # In fp16 a sum over thousands of tokens can leave its range before the norm.
         dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
-        gamma = ops.decay(self.heads, self.decay, device=x.device)
+        gamma = _decay_for(x, self.heads, self.decay)
         if self.retention == "1d":
             out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
         else:

@@ -1,9 +1,9 @@
 """2D retention on tiles of patches: a program for each tile of queries, and one for the class token.
 
 What a tile sees is the sum of its own patches, of those above it in the same tile column, of those left of it in the
-same tile row (all by masked products with blocks of KEYS patches), and of everything above and left of both: one state
-at its corner. The corner is a sum over tile rows; `tile_row_states` makes each row's part of all corners first. A grid
-no wider than a tile has no left (not WIDE), one of a single row or column of tiles has no CORNERS.
+same tile row (all by weighted products with blocks of HEIGHT rows, as wide as a tile), and of everything above and left
+of both: one state at its corner. The corners of the whole grid are made first, by `tile_row_states` along the rows and
+`join_tile_rows` down the columns; a grid of a single row or column of tiles has none.
 
 BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
 The class token sees all patches from one row under the last; turned, it is seen by all of them.
@@ -27,11 +27,11 @@ from vir.ops.triton.pieces import (
 
 @triton.jit
 def grid(
-    q_ptr, k_ptr, v_ptr, out_ptr, state_ptr, gamma_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
     rows, cols, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -43,112 +43,96 @@ def grid(
     v_ptr += batch * v_b + head * v_h
     out_ptr += batch * out_b + head * out_h
     tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.cdiv(rows, ROWS)
-    state_ptr += tl.cast(bh, tl.int64) * (tiles_x - 1) * (tiles_y - 1) * DK * DV
+    corner_ptr += tl.cast(bh, tl.int64) * (tiles_x - 1) * (tiles_y - 1) * DK * DV
     program = tl.program_id(0)
     if CLASS:
         program -= 1
     if CLASS and program < 0:
         class_token(
-            q_ptr, k_ptr, v_ptr, out_ptr, state_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
             DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK,
         )  # fmt: skip
     else:  # the longest loops, at the bottom, begin first
         tile(
-            q_ptr, k_ptr, v_ptr, out_ptr, state_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
             tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
-            DK, DV, BK, BV, ROWS, COLS, KEYS, WIDE, CORNERS, CLASS, BACK, OPERAND, PRECISION,
+            DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, CORNERS, CLASS, BACK, OPERAND, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
+def fading(lg, steps):
+    """gamma^steps, and nothing of what lies ahead."""
+    return tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0)
+
+
+@triton.jit
 def tile(
-    q_ptr, k_ptr, v_ptr, out_ptr, state_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
     tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    BLOCKS: tl.constexpr = ROWS * COLS // KEYS  # of keys, in a tile
+    """One loop over the blocks of keys, so that loads run ahead of the products from the first to the last: those of
+    the tile itself, those above it from near to far, then those left of each of its own."""
+    BLOCKS: tl.constexpr = ROWS // HEIGHT  # of keys, in a tile
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
-    i, j = tl.arange(0, ROWS * COLS), tl.arange(0, KEYS)
-    x, y = i % COLS, i // COLS
+    i, j = tl.arange(0, ROWS * COLS), tl.arange(0, HEIGHT * COLS)
+    x, y, f, g = i % COLS, i // COLS, j % COLS, j // COLS
     turn = -1 if BACK else 1
     zero = tl.cast(rows, tl.int64) * 0
     origin = zero + tl.cast(rows, tl.int64) * cols - 1 if BACK else zero
-    ok = (tile_x * COLS + x < cols) & (tile_y * ROWS + y < rows)
-    here = origin + turn * (tl.cast(tile_y, tl.int64) * ROWS * cols + tile_x * COLS)
+    first_x, first_y = tile_x * COLS, tile_y * ROWS
+    here = origin + turn * (tl.cast(first_y, tl.int64) * cols + first_x)
+    ok = (first_x + x < cols) & (first_y + y < rows)
     q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
-
-    # Blocks of whole rows of the tile column: the tile's own, then those above.
-    HEIGHT: tl.constexpr = KEYS // COLS
-    f, g = j % COLS, j // COLS
-    inside = turn * (g * cols + f)
-    across = x[:, None] - f[None, :]
-    down = y[:, None] - g[None, :]
-    ok_x = tile_x * COLS + f < cols
     out = tl.zeros([ROWS * COLS, BV], tl.float32)
-    for block in tl.static_range(0, BLOCKS):
-        there = here + turn * block * HEIGHT * cols
-        ok_k = ok_x & (tile_y * ROWS + block * HEIGHT + g < rows)
+    if CORNERS and (tile_x > 0) & (tile_y > 0):
+        at = tl.cast((tile_y - 1) * (tiles_x - 1) + tile_x - 1, tl.int64) * DK * DV
+        ok_corner = state_mask(dk, dv, DK, DV)
+        corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok_corner, other=0.0).to(tl.float32)
+        seen_there = product(q, operand(corner, OPERAND, PRECISION), PRECISION)
+        out = seen_there * (power(lg, x + y + 2) * scale)[:, None]
+    inside = turn * (g * cols + f)
+    weights = tl.zeros([ROWS * COLS, HEIGHT * COLS], tl.float32)
+    above = tile_y * BLOCKS
+    for step in range(0, BLOCKS * (1 + tile_y + tile_x)):
+        # Where the block begins, from the tile's first patch, and by how much its weights are less than the last's.
+        by_x, by_y, fade = 0, tl.where(step < BLOCKS, step, BLOCKS - 1 - step) * HEIGHT, HEIGHT
+        fresh = step <= BLOCKS
+        if WIDE:
+            left = step - BLOCKS - above
+            own_row = left // tl.maximum(tile_x, 1) if BLOCKS > 1 else 0
+            left -= own_row * tile_x
+            is_left = step >= BLOCKS + above
+            by_x, by_y = tl.where(is_left, -(left + 1) * COLS, 0), tl.where(is_left, own_row * HEIGHT, by_y)
+            fresh, fade = fresh | (is_left & (left == 0)), tl.where(is_left, COLS, HEIGHT)
+        there = here + turn * (tl.cast(by_y, tl.int64) * cols + by_x)
+        ok_k = (first_x + by_x + f < cols) & (first_y + by_y + g < rows)
         k = load_rows(k_ptr + there * k_n, inside * k_n, ok_k, dk, DK, OPERAND)
         v = load_rows(v_ptr + there * v_n, inside * v_n, ok_k, dv, DV, OPERAND)
-        steps = across + down - block * HEIGHT
-        seen = (across >= 0) & (down >= block * HEIGHT)
-        own = tl.where(seen, power(lg, tl.maximum(steps, 0)), 0.0) * scale
-        scores = product(q, tl.trans(k), PRECISION) * own
+        if fresh:
+            across = fading(lg, x[:, None] - (f + by_x)[None, :])
+            weights = across * scale * fading(lg, y[:, None] - (g + by_y)[None, :])
+        else:
+            weights *= power(lg, fade)
+        scores = product(q, tl.trans(k), PRECISION) * weights
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
-    # Exponents are kept from being negative: the block's distance is short by what is added here.
-    mask = tl.where(across >= 0, power(lg, tl.maximum(across + down + HEIGHT - 1, 0)), 0.0) * scale
-    there = origin + turn * tl.cast(tile_x, tl.int64) * COLS
-    corner = tl.zeros([BK, BV], tl.float32)
-    if CORNERS:
-        state_ptr += tl.cast(tile_x - 1, tl.int64) * DK * DV + state_offsets(dk, dv, DV, 1)
-        ok_state = (dk < tl.where(tile_x > 0, DK, 0))[:, None] & (dv < DV)[None, :]
-    for above in range(0, tile_y):
-        for block in tl.static_range(0, BLOCKS):
-            k = load_rows(k_ptr + there * k_n, inside * k_n, ok_x, dk, DK, OPERAND)
-            v = load_rows(v_ptr + there * v_n, inside * v_n, ok_x, dv, DV, OPERAND)
-            fade = power(lg, (tile_y - above) * ROWS - (block + 1) * HEIGHT + 1)
-            scores = product(q, tl.trans(k), PRECISION) * (mask * fade)
-            out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
-            there += turn * HEIGHT * cols
-        if CORNERS:
-            row = tl.load(state_ptr, mask=ok_state, other=0.0).to(tl.float32)
-            corner = corner * tl.exp2(lg * ROWS) + row
-            state_ptr += (tiles_x - 1) * DK * DV
-    if CORNERS:
-        corner_seen = product(q, operand(corner, OPERAND, PRECISION), PRECISION)
-        out += corner_seen * (power(lg, x + y + 2) * scale)[:, None]
-    if WIDE:  # blocks of whole columns of the tile row
-        WIDTH: tl.constexpr = KEYS // ROWS
-        f, g = j % WIDTH, j // WIDTH
-        inside = turn * (g * cols + f)
-        across = x[:, None] - f[None, :]
-        down = y[:, None] - g[None, :]
-        ok_y = tile_y * ROWS + g < rows
-        mask = tl.where(down >= 0, power(lg, tl.maximum(across + down + WIDTH - 1, 0)), 0.0) * scale
-        there = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
-        for left in range(0, tile_x * BLOCKS):
-            k = load_rows(k_ptr + there * k_n, inside * k_n, ok_y, dk, DK, OPERAND)
-            v = load_rows(v_ptr + there * v_n, inside * v_n, ok_y, dv, DV, OPERAND)
-            fade = power(lg, tile_x * COLS - (left + 1) * WIDTH + 1)
-            scores = product(q, tl.trans(k), PRECISION) * (mask * fade)
-            out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
-            there += turn * WIDTH
     if CLASS and BACK:  # the class token is seen from every patch
         last = tl.cast(rows, tl.int64) * cols
         class_k = tl.load(k_ptr + last * k_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
         class_v = tl.load(v_ptr + last * v_n + dv, mask=dv < DV, other=0.0).to(tl.float32)
         score = tl.sum(q.to(tl.float32) * class_k[None, :], 1)
-        score *= power(lg, tile_x * COLS + x + tile_y * ROWS + y + 1) * scale
+        score *= power(lg, first_x + x + first_y + y + 1) * scale
         out += score[:, None] * class_v[None, :]
     store_rows(out_ptr + here * out_n, turn * (y * cols + x) * out_n, ok, dv, DV, out)
 
 
 @triton.jit
 def class_token(
-    q_ptr, k_ptr, v_ptr, out_ptr, state_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     CORNERS: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
@@ -172,12 +156,9 @@ def class_token(
             scores = tl.sum(keys * q[None, :], 1) * power(lg, tl.maximum(cols - 1 - x + rows - y, 0))
             out += tl.sum(scores[:, None] * values, 0)
         if CORNERS:
-            state_ptr += tl.cast(last_x - 1, tl.int64) * DK * DV + state_offsets(dk, dv, DV, 1)
-            corner = tl.zeros([BK, BV], tl.float32)
-            for _ in range(0, last_y):
-                row = tl.load(state_ptr, mask=state_mask(dk, dv, DK, DV), other=0.0).to(tl.float32)
-                corner = corner * tl.exp2(lg * ROWS) + row
-                state_ptr += last_x * DK * DV
+            at = tl.cast(last_x * last_y - 1, tl.int64) * DK * DV
+            ok = state_mask(dk, dv, DK, DV)
+            corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
             steps = cols - last_x * COLS + rows - last_y * ROWS + 1
             out += tl.sum(q[:, None] * corner, 0) * power(lg, steps)
     tl.store(out_ptr + patches * out_n + dv, (out * scale).to(out_ptr.dtype.element_ty), mask=dv < DV)
@@ -185,9 +166,9 @@ def class_token(
 
 @triton.jit
 def tile_row_states(
-    k_ptr, v_ptr, state_ptr, gamma_ptr,
+    k_ptr, v_ptr, corner_ptr, gamma_ptr,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    rows, cols, states_x, heads,
+    rows, cols, corners_x, heads,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -206,19 +187,33 @@ def tile_row_states(
     here = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
     k_ptr += batch * k_b + head * k_h + here * k_n
     v_ptr += batch * v_b + head * v_h + here * v_n
-    state_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + tile_y) * states_x * DK * DV
+    corner_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + tile_y) * corners_x * DK * DV
     zeta = power(lg, COLS + ROWS - 2 - x - y)
     state = tl.zeros([BK, BV], tl.float32)
-    for _ in range(0, states_x):
+    for _ in range(0, corners_x):
         k = load_rows(k_ptr, inside * k_n, i >= 0, dk, DK, OPERAND)
         v = load_rows(v_ptr, inside * v_n, i >= 0, dv, DV, OPERAND)
         made = product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
         state = state * tl.exp2(lg * COLS) + made
         tl.store(
-            state_ptr + state_offsets(dk, dv, DV, 1),
-            state.to(state_ptr.dtype.element_ty),
+            corner_ptr + state_offsets(dk, dv, DV, 1),
+            state.to(corner_ptr.dtype.element_ty),
             mask=state_mask(dk, dv, DK, DV),
         )
         k_ptr += turn * COLS * k_n
         v_ptr += turn * COLS * v_n
-        state_ptr += DK * DV
+        corner_ptr += DK * DV
+
+
+@triton.jit
+def join_tile_rows(corner_ptr, gamma_ptr, corners_y, width, heads, ROWS: tl.constexpr, PART: tl.constexpr):
+    """In place, from the states of tile rows to those of all that is left of and above a tile's last patch."""
+    part, bh = tl.program_id(0), tl.program_id(1)
+    fade = tl.exp2(log2_decay(gamma_ptr, bh % heads) * ROWS)
+    e = part * PART + tl.arange(0, PART)
+    places = corner_ptr + tl.cast(bh, tl.int64) * corners_y * width + e
+    state = tl.zeros([PART], tl.float32)
+    for _ in tl.range(0, corners_y, num_stages=4):
+        state = state * fade + tl.load(places, mask=e < width, other=0.0).to(tl.float32)
+        tl.store(places, state.to(corner_ptr.dtype.element_ty), mask=e < width)
+        places += width

@@ -16,7 +16,6 @@ from vir.ops.triton.settings import (
     processors,
     segment_length,
     sized,
-    value_parts,
 )
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
@@ -74,20 +73,18 @@ def walk(
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
     end = torch.empty(b, h, dk, dv, device=q.device) if final else gamma.new_empty(0)
     set_ = sized(WALK, *_key(dk, dv, dtype))
-    parts = value_parts(b * h, dv, processors(q))
-    length = segment_length(n, b * h * parts, set_.chunk, processors(q)) if segments is None else -(-n // segments)
+    length = segment_length(n, b * h, set_.chunk, processors(q)) if segments is None else -(-n // segments)
     count = -(-n // length)
     state_strides = (1, dk) if transposed else (dv, 1)
     start = state
     if count > 1:
         start = starts(k, v, gamma, 1.0, state, end, length, dtype=dtype, strides=state_strides)
         state_strides = (dv, 1)
-    sizes = _sizes(dk, dv)
-    sequence.walk[count * parts, b * h](
+    sequence.walk[count, b * h](
         q, k, v, out, out if start is None else start, end, gamma,
         *_strides(q), *_strides(k), *_strides(v), *_strides(out), *state_strides,
-        n, length, h, scale, **{**sizes, "BV": sizes["BV"] // parts}, **_numbers(dtype),
-        PARTS=parts, CHUNK=set_.chunk, START=start is not None, END=final and count == 1,
+        n, length, h, scale, **_sizes(dk, dv), **_numbers(dtype),
+        CHUNK=set_.chunk, START=start is not None, END=final and count == 1,
         num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
     )  # fmt: skip
     return out, end
@@ -230,7 +227,7 @@ def grid(
     q, k, v = _rows_whole(q), _rows_whole(k), _rows_whole(v)
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
     if tile is None:
-        tile = grid_tile(rows, cols, b * h, *_key(dk, dv, dtype), processors(q))
+        tile = grid_tile(cols, *_key(dk, dv, dtype))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
     shared = {
         **_sizes(dk, dv), **_numbers(dtype), "ROWS": tile.rows, "COLS": tile.cols, "BACK": back,
@@ -244,10 +241,15 @@ def grid(
         kernels_2d.tile_row_states[tiles_y - 1, b * h](
             k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, tiles_x - 1, h, **shared, num_warps=4
         )
+        if tiles_y > 2:
+            width, part = (tiles_x - 1) * dk * dv, 1024
+            kernels_2d.join_tile_rows[-(-width // part), b * h](
+                states, gamma, tiles_y - 1, width, h, ROWS=tile.rows, PART=part, num_warps=4
+            )
     class_token = n > rows * cols
     kernels_2d.grid[tiles_x * tiles_y + class_token, b * h](
         q, k, v, out, states, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
-        rows, cols, h, scale, **shared, KEYS=tile.keys, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
+        rows, cols, h, scale, **shared, HEIGHT=tile.height, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
         num_warps=tile.warps, maxnreg=tile.registers,
     )  # fmt: skip
     return out

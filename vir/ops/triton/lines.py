@@ -19,7 +19,7 @@ from vir.ops.triton.pieces import (
     store_rows,
 )
 
-FADED = tl.constexpr(64)  # bits; a float32 sum holds 24
+FADED = tl.constexpr(40)  # bits; a float32 sum holds 24
 
 
 @triton.jit

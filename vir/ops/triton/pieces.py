@@ -28,13 +28,13 @@ def power(log2_gamma, steps):
 @triton.jit
 def load_rows(ptr, offsets, ok, dims, D: tl.constexpr, OPERAND: tl.constexpr):
     """Rows of a tile, zero where there is no token or no channel."""
-    mask = ok[:, None] if D == D // dims.shape[0] * dims.shape[0] else ok[:, None] & (dims < D)[None, :]
+    mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & (dims < D)[None, :]
     return tl.load(ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(OPERAND)
 
 
 @triton.jit
 def store_rows(ptr, offsets, ok, dims, D: tl.constexpr, rows):
-    mask = ok[:, None] if D == D // dims.shape[0] * dims.shape[0] else ok[:, None] & (dims < D)[None, :]
+    mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & (dims < D)[None, :]
     tl.store(ptr + offsets[:, None] + dims[None, :], rows.to(ptr.dtype.element_ty), mask=mask)
 
 

@@ -1,8 +1,7 @@
 """1D retention: one walk over the sequence, chunk by chunk, with the state in registers.
 
 A walk reads q, k, v once and writes the output once. Where batch and heads give too few walks to fill the GPU, the
-channels of v are divided among PARTS programs, and the sequence is cut into segments: `lines.py` makes the state at the
-start of each, and every segment is walked on its own.
+sequence is cut into segments: `lines.py` makes the state at the start of each, and every segment is walked on its own.
 """
 
 import triton
@@ -26,24 +25,24 @@ def walk(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
     tokens, length, heads, scale,
-    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
-    CHUNK: tl.constexpr, START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
 
     The state is that of the token before a chunk: sum of gamma^(steps to that token) k_j^T v_j.
     """
-    segment, part, line = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1)
+    segment, line = tl.program_id(0), tl.program_id(1)
     batch, head = tl.cast(line // heads, tl.int64), line % heads
     lg = log2_decay(gamma_ptr, head)
-    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), part * BV + tl.arange(0, BV)
+    i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
     first = tl.cast(segment, tl.int64) * length
     count = tl.minimum(length, tokens - segment * length)
     q_ptr += batch * q_b + head * q_h + first * q_n
     k_ptr += batch * k_b + head * k_h + first * k_n
     v_ptr += batch * v_b + head * v_h + first * v_n
     out_ptr += batch * out_b + head * out_h + first * out_n
-    states = (tl.cast(line, tl.int64) * (tl.num_programs(0) // PARTS) + segment) * DK * DV
+    states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
 
     steps = i[:, None] - i[None, :]
     mask = tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0) * scale

@@ -13,13 +13,11 @@ T = TypeVar("T")
 
 MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
 LEAST_CHUNKS = 4  # of a segment
-MOST_KEYS = 64  # in a block
-LEAST_VALUES = 32  # channels of v, in a program
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Tokens of a chunk, or rows and columns of a tile; warps of a program; stages of the pipeline of loads."""
+    """Tokens of a chunk; warps of a program; stages of the pipeline of loads; limit of registers."""
 
     chunk: int
     warps: int
@@ -29,15 +27,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Tile:
+    """Rows and columns of a tile of queries; rows of a block of keys, which is as wide."""
+
     rows: int
     cols: int
+    height: int
     warps: int
     stages: int
     registers: int | None = None
-
-    @property
-    def keys(self) -> int:
-        return min(MOST_KEYS, self.rows * self.cols)
 
 
 # (head size, bytes of an operand): a head size stands for those up to it.
@@ -65,22 +62,21 @@ LINES = {
     (64, 4): Launch(32, 4, 2),
     (128, 4): Launch(32, 8, 1),
 }
-NARROW_COLS = 16
 NARROW = {
-    (32, 2): Tile(4, 16, 4, 3),
-    (64, 2): Tile(4, 16, 4, 3),
-    (128, 2): Tile(4, 16, 8, 2),
-    (32, 4): Tile(4, 16, 4, 2),
-    (64, 4): Tile(4, 16, 8, 1),
-    (128, 4): Tile(2, 16, 8, 1),
+    (32, 2): Tile(4, 16, 4, 4, 3),
+    (64, 2): Tile(4, 16, 2, 4, 3),
+    (128, 2): Tile(4, 16, 4, 8, 2),
+    (32, 4): Tile(4, 16, 4, 4, 2),
+    (64, 4): Tile(4, 16, 4, 8, 1),
+    (128, 4): Tile(2, 16, 2, 8, 1),
 }
 WIDE = {
-    (32, 2): Tile(8, 8, 4, 2),
-    (64, 2): Tile(8, 8, 4, 3, 168),
-    (128, 2): Tile(8, 8, 8, 2),
-    (32, 4): Tile(8, 8, 4, 2),
-    (64, 4): Tile(8, 8, 8, 1),
-    (128, 4): Tile(4, 8, 8, 1),
+    (32, 2): Tile(8, 8, 8, 4, 2),
+    (64, 2): Tile(8, 8, 8, 4, 3),
+    (128, 2): Tile(8, 8, 8, 8, 2),
+    (32, 4): Tile(8, 8, 8, 4, 2),
+    (64, 4): Tile(8, 8, 8, 8, 1),
+    (128, 4): Tile(4, 8, 4, 8, 1),
 }
 
 
@@ -101,11 +97,8 @@ def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) ->
     return -(-tokens // (segments * chunk)) * chunk
 
 
-def value_parts(walks: int, channels: int, multiprocessors: int) -> int:
-    """Programs that divide the channels of v among themselves."""
-    return 2 if walks < 2 * multiprocessors and channels == 2 * LEAST_VALUES else 1
-
-
-def grid_tile(rows: int, cols: int, heads: int, block: int, operand_bytes: int, multiprocessors: int) -> Tile:
-    """The tile for a grid: one as wide as the grid, if that is narrow, needs no corners."""
-    return sized(NARROW if cols <= NARROW_COLS else WIDE, block, operand_bytes)
+def grid_tile(cols: int, block: int, operand_bytes: int) -> Tile:
+    """The tile for a grid: one as wide as the grid, if there is such a tile, needs no corners."""
+    wide = sized(WIDE, block, operand_bytes)
+    narrow = sized(NARROW, block, operand_bytes)
+    return narrow if wide.cols < cols <= narrow.cols else wide
