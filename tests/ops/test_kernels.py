@@ -260,7 +260,7 @@ def test_output_in_full_precision() -> None:
             ops.retention_2d(q, q, q, gamma, (7, 10), form=form, dtype=torch.float32),
         ):
             assert out.dtype == torch.float32
-            assert out[0, -1, 0, 0] == pytest.approx(70 * 60.0**3 * 4, rel=1e-3)
+            assert out[0, -1, 0, 0].item() == pytest.approx(70 * 60.0**3 * 4, rel=1e-3)
 
 
 @pytest.mark.gpu

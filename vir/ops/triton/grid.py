@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from vir.ops.triton.pieces import (
+    first_of,
     load_rows,
     log2_decay,
     operand,
@@ -33,15 +34,15 @@ def grid(
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     bh = tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
-    q_ptr += batch * q_b + head * q_h
-    k_ptr += batch * k_b + head * k_h
-    v_ptr += batch * v_b + head * v_h
-    out_ptr += batch * out_b + head * out_h
+    q_ptr += first_of(batch, head, q_b, q_h, ALIGN)
+    k_ptr += first_of(batch, head, k_b, k_h, ALIGN)
+    v_ptr += first_of(batch, head, v_b, v_h, ALIGN)
+    out_ptr += first_of(batch, head, out_b, out_h, ALIGN)
     tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.cdiv(rows, ROWS)
     corner_ptr += tl.cast(bh, tl.int64) * (tiles_x - 1) * (tiles_y - 1) * DK * DV
     program = tl.program_id(0)
@@ -170,7 +171,7 @@ def tile_row_states(
     k_b, k_n, k_h, v_b, v_n, v_h,
     rows, cols, corners_x, heads,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state at the last patch of each tile, of its own tile row. No corner needs the last tiles: all are full."""
     tile_y, bh = tl.program_id(0), tl.program_id(1)
@@ -185,8 +186,8 @@ def tile_row_states(
         inside = -inside
     origin = tl.cast(rows, tl.int64) * cols - 1 if BACK else tl.cast(rows, tl.int64) * 0
     here = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
-    k_ptr += batch * k_b + head * k_h + here * k_n
-    v_ptr += batch * v_b + head * v_h + here * v_n
+    k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + here * k_n
+    v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + here * v_n
     corner_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + tile_y) * corners_x * DK * DV
     zeta = power(lg, COLS + ROWS - 2 - x - y)
     state = tl.zeros([BK, BV], tl.float32)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from vir.ops.triton.pieces import (
+    first_of,
     load_rows,
     log2_decay,
     operand,
@@ -28,7 +29,7 @@ def line_states(
     k_b, k_n, k_h, v_b, v_n, v_h,
     rows, cols, length, lines, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """scale * sum over the line of gamma^(steps to its last token) k_j^T v_j; one step more on the way back."""
     # From the last to the first: the walk that follows begins with what is still in the cache.
@@ -42,8 +43,8 @@ def line_states(
     if BACK:
         row, step = rows - 1 - first_row, -cols
     token = tl.cast(row, tl.int64) * cols + line % cols
-    k_ptr += batch * k_b + head * k_h + token * k_n
-    v_ptr += batch * v_b + head * v_h + token * v_n
+    k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + token * k_n
+    v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + token * v_n
     state = tl.zeros([BK, BV], tl.float32)
     # Tokens so far from the end that they fade below 2^-FADED, beyond the last bit of the sum, are not read.
     seen = (FADED.value / tl.maximum(-lg, 1e-6)).to(tl.int32) + CHUNK
@@ -68,15 +69,15 @@ def apply_states(
     q_b, q_n, q_h, out_b, out_n, out_h, state_line, state_k, state_v,
     rows, cols, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    BACK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * gamma^(steps from the state to i) q_i . state, a state for each column."""
     col, bh = tl.program_id(0), tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
-    q_ptr += batch * q_b + head * q_h + tl.cast(col, tl.int64) * q_n
-    out_ptr += batch * out_b + head * out_h + tl.cast(col, tl.int64) * out_n
+    q_ptr += first_of(batch, head, q_b, q_h, ALIGN) + tl.cast(col, tl.int64) * q_n
+    out_ptr += first_of(batch, head, out_b, out_h, ALIGN) + tl.cast(col, tl.int64) * out_n
     state_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + col) * state_line
     ok = state_mask(dk, dv, DK, DV)
     state = tl.load(state_ptr + state_offsets(dk, dv, state_k, state_v), mask=ok, other=0.0)

@@ -26,6 +26,12 @@ def power(log2_gamma, steps):
 
 
 @triton.jit
+def first_of(batch, head, stride_b, stride_h, ALIGN: tl.constexpr):
+    """Where a head begins; ALIGN is what its stride is known to be a multiple of, so that loads are wide."""
+    return batch * stride_b + tl.multiple_of(head * stride_h, ALIGN)
+
+
+@triton.jit
 def load_rows(ptr, offsets, ok, dims, D: tl.constexpr, OPERAND: tl.constexpr):
     """Rows of a tile, zero where there is no token or no channel."""
     mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & (dims < D)[None, :]

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from vir.ops.triton.pieces import (
+    first_of,
     load_rows,
     log2_decay,
     operand,
@@ -26,7 +27,7 @@ def walk(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
     tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
 
@@ -38,10 +39,10 @@ def walk(
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
     first = tl.cast(segment, tl.int64) * length
     count = tl.minimum(length, tokens - segment * length)
-    q_ptr += batch * q_b + head * q_h + first * q_n
-    k_ptr += batch * k_b + head * k_h + first * k_n
-    v_ptr += batch * v_b + head * v_h + first * v_n
-    out_ptr += batch * out_b + head * out_h + first * out_n
+    q_ptr += first_of(batch, head, q_b, q_h, ALIGN) + first * q_n
+    k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + first * k_n
+    v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + first * v_n
+    out_ptr += first_of(batch, head, out_b, out_h, ALIGN) + first * out_n
     states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
 
     steps = i[:, None] - i[None, :]
@@ -79,7 +80,7 @@ def walk_back(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, grad_b, grad_n, grad_h, dk_b, dk_n, dk_h, dv_b, dv_n, dv_h,
     tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of k and v, from the last token to the first; `grad` is that of the output.
 
@@ -93,12 +94,12 @@ def walk_back(
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
     last = tl.cast(tokens - 1, tl.int64) - tl.cast(segment, tl.int64) * length
     count = tl.minimum(length, tokens - segment * length)
-    q_ptr += batch * q_b + head * q_h + last * q_n
-    k_ptr += batch * k_b + head * k_h + last * k_n
-    v_ptr += batch * v_b + head * v_h + last * v_n
-    grad_ptr += batch * grad_b + head * grad_h + last * grad_n
-    dk_ptr += batch * dk_b + head * dk_h + last * dk_n
-    dv_ptr += batch * dv_b + head * dv_h + last * dv_n
+    q_ptr += first_of(batch, head, q_b, q_h, ALIGN) + last * q_n
+    k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + last * k_n
+    v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + last * v_n
+    grad_ptr += first_of(batch, head, grad_b, grad_h, ALIGN) + last * grad_n
+    dk_ptr += first_of(batch, head, dk_b, dk_h, ALIGN) + last * dk_n
+    dv_ptr += first_of(batch, head, dv_b, dv_h, ALIGN) + last * dv_n
     states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
 
     steps = i[:, None] - i[None, :]  # i counts from the end as well
