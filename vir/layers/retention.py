@@ -20,6 +20,8 @@ class HeadsNorm(nn.LayerNorm):
     """A LayerNorm that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
@@ -84,7 +86,7 @@ class MultiHeadRetention(nn.Module):
         self.form, self.chunk = form, chunk
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # b n h d
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)  # b n h d
         scale = None
         if self.scaled == "key":
             k, scale = k * k.shape[-1] ** -0.5, 1.0

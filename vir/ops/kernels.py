@@ -1,5 +1,6 @@
 """The GPU kernels, where Triton and a GPU that it knows are present; elsewhere PyTorch gives the same numbers."""
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
@@ -44,10 +45,8 @@ def sequence(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
 ) -> tuple[Tensor, Tensor]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
-    done = [
-        operators.sequence(q, k, v, gamma.float(), scale, state, final, dtype)
-        for q, k, v, state in _launches(q, k, v, state)
-    ]
+    run = _way(operators.sequence, operators.sequence_now, operators.Sequence.apply, q, k, v, state)
+    done = [run(q, k, v, gamma.float(), scale, state, final, dtype) for q, k, v, state in _launches(q, k, v, state)]
     return _joined([out for out, _ in done]), _joined([end for _, end in done])
 
 
@@ -55,9 +54,8 @@ def grid(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
-    return _joined(
-        [operators.grid(q, k, v, gamma.float(), scale, rows, cols, dtype) for q, k, v, _ in _launches(q, k, v, None)]
-    )
+    run = _way(operators.grid, operators.grid_now, operators.Grid.apply, q, k, v)
+    return _joined([run(q, k, v, gamma.float(), scale, rows, cols, dtype) for q, k, v, _ in _launches(q, k, v, None)])
 
 
 def rows(
@@ -81,12 +79,20 @@ def _rows(
     return out, final
 
 
+def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Tensor | None) -> Callable:
+    """PyTorch's registered operators cost the host as much as the kernels cost the GPU: they are for tracing alone."""
+    if operators.traced(inputs[0]):
+        return traced
+    gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return differentiable if gradients else now
+
+
 def _launches(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor | None
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """The batch in parts that one launch holds: nearly always one."""
     most = MOST_HEADS // q.shape[2]
-    if len(q) <= most:
+    if q.shape[0] <= most:
         return [(q, k, v, state)]
     parts = [slice(start, start + most) for start in range(0, len(q), most)]
     return [(q[some], k[some], v[some], None if state is None else state[some]) for some in parts]

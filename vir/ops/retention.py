@@ -1,5 +1,6 @@
 """The operators: check the arguments, choose a form, compute in full precision, return the caller's dtype."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypedDict
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from vir.ops import checks, forms_1d, forms_2d, kernels
 from vir.ops.dispatch import Form, Plan, plan_1d, plan_2d, stateful_1d, stateful_2d
 from vir.ops.parts import concatenate
+
+_PLANS: dict[tuple, Plan] = {}
 
 
 class Where(TypedDict):
@@ -34,8 +37,12 @@ def retention_1d(
     Layout `b n h d`; `scale` multiplies the query and is head_dim ** -0.5 by default; `dtype` is that of the output,
     v's by default. Every form gives the same numbers; `plan_1d` tells which one runs.
     """
-    checks.check_qkv("retention_1d", q, k, v, gamma)
-    plan = plan_1d(q.shape[1], form=form, chunk=chunk, **_where(q, k, v))
+
+    def checked() -> Plan:
+        checks.check_qkv("retention_1d", q, k, v, gamma)
+        return plan_1d(q.shape[1], form=form, chunk=chunk, **_where(q, k, v))
+
+    plan = _once(checked, q, k, v, gamma, form, chunk, None)
     if plan.form == "kernel":
         return kernels.sequence(q, k, v, gamma, _scale(q, scale), dtype or v.dtype, None, final=False)[0]
     with _no_autocast(q):
@@ -95,9 +102,13 @@ def retention_2d(
     `chunk` counts rows; `dtype` is that of the output, v's by default. Every form gives the same numbers; `plan_2d`
     tells which one runs.
     """
-    checks.check_qkv("retention_2d", q, k, v, gamma)
-    checks.check_grid("retention_2d", q.shape[1], grid)
-    plan = plan_2d(grid, form=form, chunk=chunk, **_where(q, k, v))
+
+    def checked() -> Plan:
+        checks.check_qkv("retention_2d", q, k, v, gamma)
+        checks.check_grid("retention_2d", q.shape[1], grid)
+        return plan_2d(grid, form=form, chunk=chunk, **_where(q, k, v))
+
+    plan = _once(checked, q, k, v, gamma, form, chunk, grid)
     if plan.form == "kernel":
         return kernels.grid(q, k, v, gamma, _scale(q, scale), dtype or v.dtype, *grid)
     with _no_autocast(q):
@@ -147,6 +158,29 @@ def retention_2d_stream(
         state = _no_state(*qkv, cols=cols) if state is None else state
         out, state = _rows_then_class_token(*qkv, gamma.to(state.dtype), _scale(q, scale), state, plan)
         return out.transpose(1, 2).to(v.dtype), state
+
+
+def _once(
+    checked: Callable[[], Plan],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gamma: Tensor,
+    form: Form,
+    chunk: int | None,
+    grid: tuple[int, int] | None,
+) -> Plan:
+    """The plan of a call, checked when its like first comes: where a GPU computes, the host's microseconds count."""
+    if torch.compiler.is_compiling():
+        return checked()
+    looks = [(x.shape, x.dtype, x.device, x.requires_grad) for x in (q, k, v, gamma)]
+    key = (*looks, torch.is_grad_enabled(), form, chunk, type(chunk), grid)
+    try:
+        return _PLANS[key]
+    except TypeError:  # something that cannot be a key, such as a list
+        return checked()
+    except KeyError:
+        return _PLANS.setdefault(key, checked())
 
 
 def _rows_then_class_token(

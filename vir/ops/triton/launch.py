@@ -1,5 +1,8 @@
 """From tensors to kernels: shapes, strides, memory for the results, and the order of launches."""
 
+from functools import cache
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +10,7 @@ from torch import Tensor
 
 from vir.ops.triton import grid as kernels_2d
 from vir.ops.triton import lines, sequence
+from vir.ops.triton.runner import run
 from vir.ops.triton.settings import (
     LINES,
     WALK,
@@ -21,8 +25,9 @@ from vir.ops.triton.settings import (
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
 
 
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Of batch, tokens and heads, of each tensor; those of the channels are 1."""
+    return tuple(stride for x in tensors for stride in x.stride()[:3])
 
 
 def _rows_whole(x: Tensor) -> Tensor:
@@ -30,16 +35,17 @@ def _rows_whole(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
-def _aligned(*tensors: Tensor) -> dict[str, int]:
+def _aligned(*tensors: Tensor) -> int:
     """What the strides of heads are multiples of: Triton itself sees only multiples of 16, not 40."""
-    return {"ALIGN": 8 if all(x.stride(2) % 8 == 0 for x in tensors) else 1}
+    return 8 if all(x.stride(2) % 8 == 0 for x in tensors) else 1
 
 
 def _block(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def _numbers(dtype: torch.dtype) -> dict:
+@cache
+def _precision(dtype: torch.dtype) -> dict[str, Any]:
     """How products are taken: bf16 as it is; fp16 as tf32, which holds it exactly and has float32's range; float32
     by three tf32 products, which give its precision."""
     if dtype == torch.bfloat16 and not INTERPRETED:  # the interpreter has no products of bf16
@@ -47,12 +53,14 @@ def _numbers(dtype: torch.dtype) -> dict:
     return {"OPERAND": tl.float32, "PRECISION": "tf32" if dtype == torch.float16 else "tf32x3"}
 
 
+@cache
 def _sizes(dk: int, dv: int) -> dict[str, int]:
     """Of states: blocks are square, because Triton 3.6 gets products of 64 by 16 channels wrong on Hopper."""
     block = _block(max(dk, dv))
     return {"DK": dk, "DV": dv, "BK": block, "BV": block}
 
 
+@cache
 def _key(dk: int, dv: int, dtype: torch.dtype) -> tuple[int, int]:
     return _block(max(dk, dv)), 2 if dtype == torch.bfloat16 else 4
 
@@ -78,19 +86,20 @@ def walk(
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
     end = torch.empty(b, h, dk, dv, device=q.device) if final else gamma.new_empty(0)
     set_ = sized(WALK, *_key(dk, dv, dtype))
-    length = segment_length(n, b * h, set_.chunk, processors(q)) if segments is None else -(-n // segments)
+    length = segment_length(n, b * h, set_.chunk, processors(q.device)) if segments is None else -(-n // segments)
     count = -(-n // length)
     state_strides = (1, dk) if transposed else (dv, 1)
     start = state
     if count > 1:
         start = starts(k, v, gamma, 1.0, state, end, length, dtype=dtype, strides=state_strides)
         state_strides = (dv, 1)
-    sequence.walk[count, b * h](
-        q, k, v, out, out if start is None else start, end, gamma,
-        *_strides(q), *_strides(k), *_strides(v), *_strides(out), *state_strides,
-        n, length, h, scale, **_sizes(dk, dv), **_numbers(dtype), **_aligned(q, k, v, out),
-        CHUNK=set_.chunk, START=start is not None, END=final and count == 1,
-        num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
+    constants = {
+        **_sizes(dk, dv), **_precision(dtype), "ALIGN": _aligned(q, k, v, out),
+        "CHUNK": set_.chunk, "START": start is not None, "END": final and count == 1,
+    }  # fmt: skip
+    run(
+        sequence.walk, (count, b * h), (q, k, v, out, out if start is None else start, end, gamma),
+        (*_strides(q, k, v, out), *state_strides, n, length, h, scale), constants, *set_.schedule,
     )  # fmt: skip
     return out, end
 
@@ -115,17 +124,18 @@ def walk_back(
     dv = torch.empty(v.shape, device=v.device, dtype=v.dtype)
     end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if first else gamma.new_empty(0)
     set_ = sized(WALK_BACK, *_key(k.shape[3], v.shape[3], dtype))
-    length = segment_length(n, b * h, set_.chunk, processors(q)) if segments is None else -(-n // segments)
+    length = segment_length(n, b * h, set_.chunk, processors(q.device)) if segments is None else -(-n // segments)
     count = -(-n // length)
     start = grad_state
     if count > 1:
         start = starts(q, grad, gamma, scale, grad_state, end, length, dtype=dtype, strides=(v.shape[3], 1), back=True)
-    sequence.walk_back[count, b * h](
-        q, k, v, grad, dk, dv, dk if start is None else start, end, gamma,
-        *_strides(q), *_strides(k), *_strides(v), *_strides(grad), *_strides(dk), *_strides(dv),
-        n, length, h, scale, **_sizes(k.shape[3], v.shape[3]), **_numbers(dtype), **_aligned(q, k, v, grad, dk, dv),
-        CHUNK=set_.chunk, START=start is not None, END=first and count == 1,
-        num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
+    constants = {
+        **_sizes(k.shape[3], v.shape[3]), **_precision(dtype), "ALIGN": _aligned(q, k, v, grad, dk, dv),
+        "CHUNK": set_.chunk, "START": start is not None, "END": first and count == 1,
+    }  # fmt: skip
+    run(
+        sequence.walk_back, (count, b * h), (q, k, v, grad, dk, dv, dk if start is None else start, end, gamma),
+        (*_strides(q, k, v, grad, dk, dv), n, length, h, scale), constants, *set_.schedule,
     )  # fmt: skip
     return dk, dv, end
 
@@ -150,10 +160,12 @@ def starts(
     states = line_states(k, v, gamma, scale, 1, length, back=back, dtype=dtype, last=final)
     segments = states.shape[2]
     part = 64
-    lines.join_segments[-(-dk * dv // part), b * h](
-        states, states if state is None else state, end, gamma, *strides,
-        segments, n, length, h, dk, dv, SEGMENTS=_block(segments), PART=part,
-        START=state is not None, END=final, num_warps=4,
+    constants = {
+        "DK": dk, "DV": dv, "SEGMENTS": _block(segments), "PART": part, "START": state is not None, "END": final,
+    }  # fmt: skip
+    run(
+        lines.join_segments, (-(-dk * dv // part), b * h), (states, states if state is None else state, end, gamma),
+        (*strides, segments, n, length, h), constants,
     )  # fmt: skip
     return states
 
@@ -178,10 +190,12 @@ def line_states(
     dv = v.shape[3]
     states = torch.empty(b, h, count, dk, dv, device=k.device)
     set_ = sized(LINES, *_key(dk, dv, dtype))
-    lines.line_states[count if last else count - 1, b * h](
-        k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, length, count, h, scale,
-        **_sizes(dk, dv), **_numbers(dtype), **_aligned(k, v), CHUNK=set_.chunk, BACK=back,
-        num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
+    constants = {
+        **_sizes(dk, dv), **_precision(dtype), "ALIGN": _aligned(k, v), "CHUNK": set_.chunk, "BACK": back,
+    }  # fmt: skip
+    run(
+        lines.line_states, (count if last else count - 1, b * h), (k, v, states, gamma),
+        (*_strides(k, v), rows, cols, length, count, h, scale), constants, *set_.schedule,
     )  # fmt: skip
     return states
 
@@ -204,10 +218,13 @@ def apply_states(
     dv = states.shape[3 if transposed else 4]
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
     set_ = sized(LINES, *_key(dk, dv, dtype))
-    lines.apply_states[cols, b * h](
-        q, states, out, gamma, *_strides(q), *_strides(out), dk * dv, *((1, dk) if transposed else (dv, 1)),
-        n // cols, cols, h, scale, **_sizes(dk, dv), **_numbers(dtype), **_aligned(q, out), CHUNK=set_.chunk, BACK=back,
-        num_warps=set_.warps, num_stages=set_.stages, maxnreg=set_.registers,
+    constants = {
+        **_sizes(dk, dv), **_precision(dtype), "ALIGN": _aligned(q, out), "CHUNK": set_.chunk, "BACK": back,
+    }  # fmt: skip
+    of_state = (1, dk) if transposed else (dv, 1)
+    run(
+        lines.apply_states, (cols, b * h), (q, states, out, gamma),
+        (*_strides(q, out), dk * dv, *of_state, n // cols, cols, h, scale), constants, *set_.schedule,
     )  # fmt: skip
     return out
 
@@ -234,27 +251,29 @@ def grid(
     if tile is None:
         tile = grid_tile(cols, *_key(dk, dv, dtype))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
-    shared = {
-        **_sizes(dk, dv), **_numbers(dtype), **_aligned(q, k, v, out),
-        "ROWS": tile.rows, "COLS": tile.cols, "BACK": back, "num_stages": tile.stages,
-    }  # fmt: skip
     corners = tiles_x > 1 and tiles_y > 1
+    shared = {
+        **_sizes(dk, dv), **_precision(dtype), "ALIGN": _aligned(q, k, v, out),
+        "ROWS": tile.rows, "COLS": tile.cols, "BACK": back,
+    }  # fmt: skip
     states = out
     if corners:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = torch.empty(b, h, tiles_y - 1, tiles_x - 1, dk, dv, device=q.device, dtype=kept)
-        kernels_2d.tile_row_states[tiles_y - 1, b * h](
-            k, v, states, gamma, *_strides(k), *_strides(v), rows, cols, tiles_x - 1, h, **shared, num_warps=4
-        )
+        run(
+            kernels_2d.tile_row_states, (tiles_y - 1, b * h), (k, v, states, gamma),
+            (*_strides(k, v), rows, cols, tiles_x - 1, h), shared, stages=tile.stages,
+        )  # fmt: skip
         if tiles_y > 2:
             width, part = (tiles_x - 1) * dk * dv, 1024
-            kernels_2d.join_tile_rows[-(-width // part), b * h](
-                states, gamma, tiles_y - 1, width, h, ROWS=tile.rows, PART=part, num_warps=4
-            )
+            run(
+                kernels_2d.join_tile_rows, (-(-width // part), b * h), (states, gamma),
+                (tiles_y - 1, width, h), {"ROWS": tile.rows, "PART": part},
+            )  # fmt: skip
     class_token = n > rows * cols
-    kernels_2d.grid[tiles_x * tiles_y + class_token, b * h](
-        q, k, v, out, states, gamma, *_strides(q), *_strides(k), *_strides(v), *_strides(out),
-        rows, cols, h, scale, **shared, HEIGHT=tile.height, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
-        num_warps=tile.warps, maxnreg=tile.registers,
+    constants = {**shared, "HEIGHT": tile.height, "WIDE": tiles_x > 1, "CORNERS": corners, "CLASS": class_token}
+    run(
+        kernels_2d.grid, (tiles_x * tiles_y + class_token, b * h), (q, k, v, out, states, gamma),
+        (*_strides(q, k, v, out), rows, cols, h, scale), constants, *tile.schedule,
     )  # fmt: skip
     return out

@@ -9,16 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from vir.ops.triton import launch
 
 
-@torch.library.custom_op("vir::sequence", mutates_args=())
-def sequence(
+def traced(x: Tensor | None) -> bool:
+    """Whether PyTorch looks on and must find registered operators; else kernels start at once, which is much faster."""
+    return type(x) is not Tensor or torch.compiler.is_compiling()
+
+
+def sequence_now(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor | None, final: bool, out: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """1D retention and, if `final`, its last state (else an empty tensor)."""
     return launch.walk(q, k, v, gamma, scale, state, final, dtype=q.dtype, out_dtype=out)
+
+
+sequence = torch.library.custom_op("vir::sequence", sequence_now, mutates_args=())
 
 
 @sequence.register_fake
@@ -27,8 +35,7 @@ def _(q, k, v, gamma, scale, state, final, out):  # type: ignore[no-untyped-def]
     return q.new_empty(b, n, h, v.shape[3], dtype=out), gamma.new_empty((b, h, d, v.shape[3]) if final else 0)
 
 
-@torch.library.custom_op("vir::sequence_backward", mutates_args=())
-def sequence_backward(
+def _sequence_backward(
     grad: Tensor,
     grad_state: Tensor | None,
     q: Tensor,
@@ -42,6 +49,9 @@ def sequence_backward(
     dq, _ = launch.walk(grad, v, k, gamma, scale, state, False, transposed=True, dtype=q.dtype, out_dtype=q.dtype)
     dk, dv, first = launch.walk_back(grad, q, k, v, gamma, scale, grad_state, state is not None, dtype=q.dtype)
     return dq, dk, dv, first
+
+
+sequence_backward = torch.library.custom_op("vir::sequence_backward", _sequence_backward, mutates_args=())
 
 
 @sequence_backward.register_fake
@@ -61,19 +71,37 @@ def _sequence_saves(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple:
     q, k, v, gamma, state = ctx.saved_tensors
     grad_final = grad_state.contiguous() if ctx.final else None
-    dq, dk, dv, first = sequence_backward(grad, grad_final, q, k, v, gamma, ctx.scale, state)
+    backward = sequence_backward if traced(grad) else _sequence_backward
+    dq, dk, dv, first = backward(grad, grad_final, q, k, v, gamma, ctx.scale, state)
     return dq, dk, dv, None, None, None if state is None else first, None, None
 
 
 sequence.register_autograd(_sequence_gradients, setup_context=_sequence_saves)
 
 
-@torch.library.custom_op("vir::grid", mutates_args=())
-def grid(
+class Sequence(torch.autograd.Function):
+    """`sequence` where nothing is traced."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = sequence_now(*inputs)
+        _sequence_saves(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _sequence_gradients(ctx, *grads)
+
+
+def grid_now(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, rows: int, cols: int, out: torch.dtype
 ) -> Tensor:
     """2D retention, with or without a class token."""
     return launch.grid(q, k, v, gamma, scale, rows, cols, dtype=q.dtype, out_dtype=out)
+
+
+grid = torch.library.custom_op("vir::grid", grid_now, mutates_args=())
 
 
 @grid.register_fake
@@ -81,13 +109,15 @@ def _(q, k, v, gamma, scale, rows, cols, out):  # type: ignore[no-untyped-def]
     return q.new_empty(*q.shape[:3], v.shape[3], dtype=out)
 
 
-@torch.library.custom_op("vir::grid_backward", mutates_args=())
-def grid_backward(
+def _grid_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, rows: int, cols: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
     retain = partial(launch.grid, gamma=gamma, scale=scale, rows=rows, cols=cols, dtype=q.dtype, out_dtype=q.dtype)
     return retain(grad, v, k), retain(v, grad, q, back=True), retain(k, q, grad, back=True)
+
+
+grid_backward = torch.library.custom_op("vir::grid_backward", _grid_backward, mutates_args=())
 
 
 @grid_backward.register_fake
@@ -101,10 +131,27 @@ def _grid_saves(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _grid_gradients(ctx: Any, grad: Tensor) -> tuple:
-    return *grid_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.rows, ctx.cols), None, None, None, None, None
+    q, k, v, gamma = ctx.saved_tensors
+    backward = grid_backward if traced(grad) else _grid_backward
+    return *backward(grad, q, k, v, gamma, ctx.scale, ctx.rows, ctx.cols), None, None, None, None, None
 
 
 grid.register_autograd(_grid_gradients, setup_context=_grid_saves)
+
+
+class Grid(torch.autograd.Function):
+    """`grid` where nothing is traced."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = grid_now(*inputs)
+        _grid_saves(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _grid_gradients(ctx, *grads)
 
 
 @torch.library.custom_op("vir::column_states", mutates_args=())

@@ -4,10 +4,10 @@ Measured so far, on an H200: bf16 with heads of 64. The others are guesses that 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 T = TypeVar("T")
 
@@ -24,6 +24,10 @@ class Launch:
     stages: int
     registers: int | None = None
 
+    @property
+    def schedule(self) -> tuple[int, int, int | None]:
+        return self.warps, self.stages, self.registers
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -35,6 +39,10 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+
+    @property
+    def schedule(self) -> tuple[int, int, int | None]:
+        return self.warps, self.stages, self.registers
 
 
 # (head size, bytes of an operand): a head size stands for those up to it.
@@ -84,9 +92,10 @@ def sized(table: dict[tuple[int, int], T], block: int, operand_bytes: int) -> T:
     return table[max(block, 32), operand_bytes]
 
 
-def processors(x: Tensor) -> int:
-    """Multiprocessors of the GPU that holds x; Triton's interpreter has one."""
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; Triton's interpreter has one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) -> int:
