@@ -1,4 +1,4 @@
-"""Start a kernel with as little work on the host as possible: small models wait for the host, not for the GPU."""
+"""Start kernels with as little work on the host as possible: small models wait for the host, not for the GPU."""
 
 from typing import Any
 
@@ -6,40 +6,49 @@ import torch
 import triton
 from torch import Tensor
 
-_READY: dict[tuple, tuple[Any, tuple]] = {}
+from vir.ops.triton.settings import Schedule
+
+Numbers = tuple[int | float, ...]
 
 
-def run(
-    kernel: Any,
-    grid: tuple[int, int],
-    tensors: tuple[Tensor, ...],
-    numbers: tuple[int | float, ...],
-    constants: dict[str, Any],
-    warps: int = 4,
-    stages: int = 3,
-    registers: int | None = None,
-) -> None:
-    """Run the kernel on tensors, then numbers, then constants, in the order of its signature.
+class Step:
+    """A launch of which all is known but the tensors: these come first in a kernel, then numbers, then constants.
 
-    Triton looks at every argument of every call to find the binary. The same numbers, dtypes and alignments lead to the
-    same one: it is found by them here.
+    Triton looks at every argument of every call to find the binary. All but the tensors is the same here each time, so
+    that the binary is found by their dtypes and alignments.
     """
-    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
-    if not isinstance(kernel, triton.JITFunction):  # Triton's interpreter
-        kernel[grid](*tensors, *numbers, **constants, **options)
-        return
-    device = tensors[0].device
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            run(kernel, grid, tensors, numbers, constants, warps, stages, registers)
-        return
-    looks = [(x.dtype, x.data_ptr() % 16) for x in tensors]
-    key = (id(kernel), device.index, numbers, *looks, *constants.values(), warps, stages, registers)
-    ready = _READY.get(key)
-    if ready is None:
-        binary = kernel[grid](*tensors, *numbers, **constants, **options)
-        names = kernel.arg_names[len(tensors) + len(numbers) :]
-        _READY[key] = binary, tuple(constants[name] for name in names)
-    else:
-        binary, values = ready
-        binary[*grid, 1](*tensors, *numbers, *values)
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int], numbers: Numbers, constants: dict[str, Any], schedule: Schedule
+    ) -> None:
+        self.kernel = kernel
+        self.grid = *grid, 1
+        self.numbers = numbers
+        self.constants = constants
+        self.schedule = schedule
+        self.interpreted = not isinstance(kernel, triton.JITFunction)
+        self.ready: dict[tuple, tuple[Any, tuple]] = {}
+
+    def run(self, *tensors: Tensor) -> None:
+        if self.interpreted:
+            self._by_triton(tensors)
+            return
+        device = tensors[0].device
+        if device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self.run(*tensors)
+            return
+        looks = tuple([(x.dtype, x.data_ptr() % 16) for x in tensors])
+        if looks in self.ready:
+            binary, values = self.ready[looks]
+            binary[self.grid](*tensors, *values)
+        else:
+            binary = self._by_triton(tensors)
+            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            self.ready[looks] = binary, (*self.numbers, *(self.constants[name] for name in names))
+
+    def _by_triton(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Compiles what is not known yet, runs it and returns the binary."""
+        warps, stages, registers = self.schedule
+        options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
+        return self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **options)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+Schedule = tuple[int, int, int | None]  # warps, stages of the pipeline of loads, limit of registers
 
 MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
 LEAST_CHUNKS = 4  # of a segment
@@ -25,7 +26,7 @@ class Launch:
     registers: int | None = None
 
     @property
-    def schedule(self) -> tuple[int, int, int | None]:
+    def schedule(self) -> Schedule:
         return self.warps, self.stages, self.registers
 
 
@@ -41,7 +42,7 @@ class Tile:
     registers: int | None = None
 
     @property
-    def schedule(self) -> tuple[int, int, int | None]:
+    def schedule(self) -> Schedule:
         return self.warps, self.stages, self.registers
 
 
