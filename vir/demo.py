@@ -9,12 +9,13 @@ from typing import Any
 
 import timm
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
 from torch import Tensor
 
 from vir import ops
 from vir.bench.measure import peak_memory
+from vir.data.images import open_image
 from vir.layers.retention import set_form
 
 MODEL = "vir_small_patch16_224"
@@ -34,10 +35,7 @@ class Result:
 def photograph(path: Path | None) -> Image.Image:
     """The user's image, or the cat that scikit-image ships."""
     if path is not None:
-        try:
-            return Image.open(path).convert("RGB")
-        except (FileNotFoundError, IsADirectoryError, UnidentifiedImageError) as error:
-            raise ValueError(f"{path} is not an image that can be read ({error}). Give a JPEG or PNG file.") from None
+        return open_image(path)
     try:
         from skimage.data import chelsea
     except ImportError:

@@ -107,12 +107,8 @@ def _finish(figure: Any, origin: dict[str, Any], file: Path) -> None:
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "plots need matplotlib: pip install 'vision-retention[bench]', or leave --plot away."
-        ) from error
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -27,17 +27,17 @@ class HeadsNorm(nn.LayerNorm):
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
 
-_KEPT: dict[tuple[int, DecayKind, torch.device], Tensor] = {}
+_KEPT: dict[tuple[int, DecayKind, float, torch.device], Tensor] = {}
 
 
-def _decay_for(x: Tensor, heads: int, kind: DecayKind) -> Tensor:
+def _decay_for(x: Tensor, heads: int, kind: DecayKind, stretch: float) -> Tensor:
     """The decay on x's device, made once: not what tracing or a recording CUDA graph would make, which is not real."""
-    key = heads, kind, x.device
+    key = heads, kind, stretch, x.device
     if type(x) is not Tensor or torch.compiler.is_compiling():
-        return ops.decay(heads, kind, device=x.device)
+        return ops.decay(heads, kind, device=x.device) ** stretch
     if key not in _KEPT:
         with torch.inference_mode(False):
-            made = ops.decay(heads, kind, device=x.device)
+            made = ops.decay(heads, kind, device=x.device) ** stretch
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return made
         _KEPT[key] = made
@@ -72,6 +72,7 @@ class MultiHeadRetention(nn.Module):
         self.retention = retention
         self.scaled = scaled
         self.decay = decay
+        self.stretch = 1.0
         self.form: ops.Form = "auto"
         self.chunk: int | None = None
         self.qkv = nn.Linear(dim, 3 * dim, device=device, dtype=dtype)
@@ -92,7 +93,7 @@ class MultiHeadRetention(nn.Module):
             k, scale = k * k.shape[-1] ** -0.5, 1.0
         # In fp16 a sum over thousands of tokens can leave its range before the norm.
         dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
-        gamma = _decay_for(x, self.heads, self.decay)
+        gamma = _decay_for(x, self.heads, self.decay, self.stretch)
         if self.retention == "1d":
             out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
         else:
@@ -111,3 +112,12 @@ def set_form(model: nn.Module, form: ops.Form, chunk: int | None = None) -> None
     for module in model.modules():
         if isinstance(module, MultiHeadRetention):
             module.set_form(form, chunk)
+
+
+def stretch_decay(model: nn.Module, power: float) -> None:
+    """Raise every decay to this power: old / new patches of a side keep what a head sees, in pixels."""
+    if not 0 < power <= 16:
+        raise ValueError(f"stretch_decay: power={power}, expected a number above 0 and at most 16; 1 is as trained.")
+    for module in model.modules():
+        if isinstance(module, MultiHeadRetention):
+            module.stretch = power

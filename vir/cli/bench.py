@@ -1,113 +1,16 @@
-"""The command `vir`: parse, call, print."""
+"""vir bench: speed and memory against what you would use instead."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
-import vir
+from vir.cli.shared import Batch, Batches, Json, Plot, Repeats, Sizes, Threads, console, fail, megabytes
 
-app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
 bench = typer.Typer(help="Measure speed and memory against what you would use instead.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
-console = Console()
-
-Sizes = Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.", min=1)]
-Batch = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
-Threads = Annotated[int, typer.Option(help="CPU threads to use.", min=1)]
-Repeats = Annotated[int, typer.Option(help="How often each call is timed; the median is shown.", min=1)]
-
-
-def _in_a_folder(file: Path | None) -> Path | None:
-    """Found out before minutes of measuring, not after."""
-    if file is not None and not file.parent.is_dir():
-        raise typer.BadParameter(f"the folder {file.parent} does not exist: make it, or name another.")
-    return file
-
-
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", help="Also write the figures to this file.", dir_okay=False, callback=_in_a_folder),
-]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Also draw the figures to this PNG or SVG.", dir_okay=False, callback=_in_a_folder),
-]
-Batches = Annotated[list[int] | None, typer.Option("--batch", help="Images in a batch; repeat for several.", min=1)]
-
-
-def _version(show: bool) -> None:
-    if show:
-        console.print(f"vision-retention {vir.__version__}, torch {torch.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
-def models() -> None:
-    """List every model: parameters, multiply-adds, and the paper's figures beside them."""
-    from vir.models.catalog import entries
-
-    table = Table("model", "px", "params M", "GMACs", "paper: M", "GMACs", "top-1 %")
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
-    with console.status("counting"):
-        rows = entries()
-    for row in rows:
-        paper = ("ours", "", "")
-        if row.printed:
-            mark = "*" if row.printed.erratum else " "
-            paper = f"{row.printed.params:.1f}{mark}", f"{row.printed.gmacs:.1f}{mark}", f"{row.printed.top1:.1f}"
-        table.add_row(row.name, str(row.size), f"{row.params:.2f}", f"{row.gmacs:.2f}", *paper)
-    console.print(table)
-    for row in rows:
-        if row.printed and row.printed.erratum:
-            console.print(f"* {row.name} at {row.size} px: {row.printed.erratum}.")
-    console.print(
-        "Multiply-adds of convolutions and linear layers, as the paper counts. Its accuracies come from code whose "
-        "training form differs from its formulas: they are not promised here."
-    )
-
-
-@app.command()
-def demo(
-    image: Annotated[Path | None, typer.Option(help="Your photograph; a cat from scikit-image by default.")] = None,
-    sizes: Sizes = None,
-) -> None:
-    """Classify a photograph with ViR-S/16 in the three forms: same logits, other time and memory."""
-    from vir.demo import FORMS, MODEL, best_class, photograph, run
-
-    try:
-        picture = photograph(image)
-    except ValueError as error:
-        _fail(str(error))
-    sizes = sizes or [224, 1024]
-    name = image.name if image else "the cat Chelsea (scikit-image)"
-    console.print(f"{MODEL} on {name}, {picture.width} x {picture.height} px")
-    console.print("[yellow]The weights are random until trained ones ship: the classes below mean nothing yet.[/]")
-    table = Table("px", "form", "time", "memory", "logits differ by", "answer")
-    with console.status("") as status:
-        results = list(run(picture, sizes, say=status.update))
-    for result in results:
-        best = best_class(result.logits)
-        table.add_row(
-            str(result.size), result.form, f"{1e3 * result.seconds:.0f} ms", _megabytes(result.peak_bytes),
-            f"{result.difference:.1e}", best, end_section=result.form == FORMS[-1],
-        )  # fmt: skip
-    console.print(table)
 
 
 @bench.command("cpu")
@@ -131,7 +34,7 @@ def bench_cpu(
             for row in some:
                 table.add_row(
                     str(row.size), row.model, f"{row.images_per_second:.2f}", f"{row.ratio:.2f}",
-                    f"{row.spread:.0%}", _megabytes(row.peak_bytes), end_section=row is some[-1],
+                    f"{row.spread:.0%}", megabytes(row.peak_bytes), end_section=row is some[-1],
                 )  # fmt: skip
     console.print(table)
     _report([row.as_dict() for row in rows], out)
@@ -204,7 +107,7 @@ def bench_ops(
         plots.operators([row for row in rows if row["right"]], origin, plot)
         console.print(f"drawn to {plot}")
     if not all(row["right"] for row in rows):
-        _fail("a kernel gave wrong numbers at the shapes marked so: their speed is not shown.")
+        fail("a kernel gave wrong numbers at the shapes marked so: their speed is not shown.")
 
 
 @bench.command("models")
@@ -229,7 +132,7 @@ def bench_models(
     with console.status("") as status:
         for kind in kinds or ["B"]:
             if kind not in models.SIZES:
-                _fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
+                fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
             for size in sizes or [224, 512, 1024, 2048, 4096]:
                 makers = models.plain_models(kind, size, forms)
                 for some in models.compare(
@@ -262,7 +165,7 @@ def bench_hvir(
     pixels = _shape(size)
     for name in names or ():
         if name not in models.HIERARCHICAL:
-            _fail(f"--model {name}: expected one of {', '.join(models.HIERARCHICAL)}.")
+            fail(f"--model {name}: expected one of {', '.join(models.HIERARCHICAL)}.")
     makers = models.hierarchical_models(names or list(models.HIERARCHICAL), pixels)
     with console.status("") as status:
         (some,) = models.compare("HViR", makers, pixels, [batch], "inference", compiled, repeats, status.update)
@@ -286,19 +189,19 @@ def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: flo
         shares = [f"{speed / other:.2f}" if other else "" for other in (rival, ceiling)]
         table.add_row(
             row.model, str(row.size[0]), str(row.batch), f"{speed:,.1f}", *shares,
-            f"{row.spread:.0%}", _megabytes(row.peak_bytes), end_section=row is rows[-1],
+            f"{row.spread:.0%}", megabytes(row.peak_bytes), end_section=row is rows[-1],
         )  # fmt: skip
 
 
 def _need_gpu(command: str) -> None:
     if not torch.cuda.is_available():
-        _fail(f"vir {command} measures a CUDA GPU and finds none here. On a CPU: vir bench cpu, vir bench forms.")
+        fail(f"vir {command} measures a CUDA GPU and finds none here. On a CPU: vir bench cpu, vir bench forms.")
 
 
 def _shape(text: str) -> tuple[int, int]:
     numbers = text.split("x")
     if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-        _fail(f"{text!r}: expected two whole numbers with an x between them, such as 64x16.")
+        fail(f"{text!r}: expected two whole numbers with an x between them, such as 64x16.")
     return int(numbers[0]), int(numbers[1])
 
 
@@ -324,12 +227,3 @@ def _milliseconds(value: float | None, chosen: bool) -> str:
     if value is None:
         return ""
     return f"{value:.{1 if value < 100 else 0}f}{'*' if chosen else ''}"
-
-
-def _megabytes(size: int | None) -> str:
-    return "not told here" if size is None else f"{size / 2**20:.0f} MB"
-
-
-def _fail(message: str) -> NoReturn:
-    console.print(f"[red]Error:[/] {message}")
-    raise typer.Exit(2)

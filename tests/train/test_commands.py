@@ -1,0 +1,98 @@
+"""vir train, finetune, evaluate, predict as a user types them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from vir.cli import app
+
+SMALL = ["--model", "hvir_tiny", "--epochs", "1", "--batch", "8", "--size", "32", "--workers", "0", "--seed", "1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("squares")
+    for split in ("train", "val"):
+        for name, colour in (("black", 20), ("white", 230)):
+            (root / split / name).mkdir(parents=True)
+            for i in range(8):
+                Image.new("RGB", (40, 40), (colour + i, colour, colour)).save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    said = told(["train", "--data", str(data), "--out", str(out), *SMALL])
+    assert "16 images to learn from, 16 to judge by, 2 classes" in said
+    assert "epoch 1/1" in said
+    for name in ("curves.png", "confusion.png", "mistakes.png"):
+        assert (out / name).stat().st_size > 5000
+    return out / "best.safetensors"
+
+
+def told(arguments: list[str], code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_the_accuracy_told_after_training_is_the_one_that_evaluate_tells(trained: Path, data: Path) -> None:
+    card = json.loads(trained.with_suffix(".json").read_text())
+    said = told(["evaluate", str(trained), "--data", str(data), "--workers", "0"])
+    assert float(re.search(r"top-1 ([\d.]+) %", said).group(1)) == pytest.approx(card["metrics"]["top1"], abs=0.005)
+    assert "on 16 images" in said
+
+
+def test_predict_answers_and_names_what_it_cannot_read(trained: Path, data: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no image")
+    photo = data / "val" / "white" / "1.png"
+    said = told(["predict", str(photo), str(broken), "--checkpoint", str(trained)], code=1)
+    assert re.search(r"(black|white) [\d.]+ %, (black|white) [\d.]+ %", said)
+    assert "is not an image" in said
+    lines = CliRunner().invoke(app, ["predict", str(photo), "--checkpoint", str(trained), "--json"]).stdout.splitlines()
+    answer = json.loads(lines[0])
+    assert set(answer["names"]) == {"black", "white"}
+    assert sum(answer["probabilities"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_finetune_at_a_higher_size(trained: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ["--data", str(data), "--size", "64", "--epochs", "1", "--batch", "8", "--workers", "0"]
+    told(["finetune", str(trained), "--out", str(tmp_path), "--decay", "rescale", *arguments])
+    card = json.loads((tmp_path / "best.json").read_text())
+    assert card["size"] == 64
+    assert card["stretch"] == 0.5
+
+
+def test_a_dry_run_tells_the_plan_and_writes_nothing(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "none"
+    said = told(["train", "--data", str(data), "--out", str(out), *SMALL, "--dry-run"])
+    for words in ("16 to learn from", "2: black, white", "1 epochs of 2 steps of 8 images", "PFLOP", "GB"):
+        assert words in said
+    assert not out.exists()
+
+
+def test_the_recipes_are_listed() -> None:
+    said = told(["train", "list"])
+    assert "hvir_0_imagenet" in said
+    assert "Paper: 81.1 %" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "nosuch"], "no recipe 'nosuch'"),
+        (["train", "--model", "nosuch"], "no model 'nosuch'"),
+        (["train", "--data", "/nowhere"], "does not exist"),
+        (["evaluate", "/nowhere.safetensors"], "does not exist"),
+        (["predict", "x.jpg", "--checkpoint", __file__], "not a whole safetensors file"),
+        (["finetune", __file__], "not a whole safetensors file"),
+    ],
+)
+def test_mistakes_are_answered_in_words(arguments: list[str], says: str) -> None:
+    assert says in told(arguments, code=2)

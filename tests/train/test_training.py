@@ -1,0 +1,233 @@
+"""Real runs on a few coloured squares: they learn, can be killed and go on, and say what is wrong."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+
+from vir import checkpoint
+from vir.checkpoint import load_model
+from vir.train import loop
+from vir.train.loop import train
+from vir.train.recipes import RECIPES, Recipe
+from vir.train.setup import CannotTrain, Run
+
+COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
+SMALL = Recipe(
+    "vir_tiny_patch16_224", {"patch_size": 8, "depth": 2, "embed_dim": 48}, size=24, epochs=3, batch=12,
+    warmup_epochs=1, lr=3e-3, ema=0.9, mixup=0.2, cutmix=0.2, erasing=0.2, colour_jitter=0.2, drop_path=0.1,
+)  # fmt: skip
+PLAIN = replace(SMALL, mixup=0.0, cutmix=0.0, drop_path=0.0, ema=None, erasing=0.0)
+SILENT = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 5)):
+        for name, colour in COLOURS.items():
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                noise = rng.integers(-40, 40, (30, 36, 3))
+                Image.fromarray((np.array(colour) + noise).astype(np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+def run_in(data: Path, out: Path, **options: object) -> Run:
+    return replace(Run(str(data), out, workers=0), **options)
+
+
+def test_it_learns_and_the_checkpoint_says_all(data: Path, tmp_path: Path) -> None:
+    card = train(SMALL, run_in(data, tmp_path, terms="ours"), SILENT)
+    assert card.metrics["top1"] > 80
+    assert card.classes == ("blue", "green", "red")
+    assert card.data["terms"] == "ours"
+    assert card.recipe["lr"] == SMALL.lr
+    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert max(float(row["val_top1"]) for row in rows) == pytest.approx(card.metrics["top1"])
+    assert json.loads((tmp_path / "best.json").read_text())["classes"] == ["blue", "green", "red"]
+    assert any((tmp_path / "tensorboard").iterdir())
+    model, _ = load_model(tmp_path / "best.safetensors")
+    assert not model.training
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from test_training import SMALL, SILENT, run_in
+from vir.train.loop import train
+train(SMALL, run_in(Path(sys.argv[1]), Path(sys.argv[2]), save_minutes=0.0), SILENT)
+"""
+
+
+def test_a_killed_run_ends_with_the_same_bits(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 in the middle, twice; then the same command again."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    monkeypatch.setattr(loop, "CHECKED_STEPS", 1)
+    script = SCRIPT.format(tests=str(Path(__file__).parent)).replace(
+        "from vir.train.loop import train", "from vir.train import loop\nloop.CHECKED_STEPS = 1\ntrain = loop.train"
+    )
+    seen: set[int] = set()
+    for kill_after in (1, 4):
+        process = subprocess.Popen([sys.executable, "-c", script, str(data), str(broken)], env=os.environ)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(saves_since(broken, seen)) >= kill_after:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.005)
+        assert process.wait() == -signal.SIGKILL, "the run must still be in the middle when it is killed"
+    train(SMALL, run_in(data, broken, save_minutes=0.0), SILENT)
+    train(SMALL, run_in(data, whole, save_minutes=0.0), SILENT)
+    torch.set_num_threads(threads)
+    for name in ("state", "last", "best"):
+        a, b = (load_file(folder / f"{name}.safetensors") for folder in (whole, broken))
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a), name
+    logs = [(folder / "log.csv").read_text().splitlines() for folder in (whole, broken)]
+    assert [row.split(",")[:7] for row in logs[0]] == [row.split(",")[:7] for row in logs[1]]  # times differ
+
+
+def saves_since(out: Path, seen: set[int]) -> set[int]:
+    """Every save is a new file in the place of the old one."""
+    file = out / "state.safetensors"
+    if file.exists():
+        seen.add(file.stat().st_ino * 1_000_003 + file.stat().st_mtime_ns)
+    return seen
+
+
+def test_two_processes_are_one_with_the_double_batch(data: Path, tmp_path: Path) -> None:
+    recipe = "replace(PLAIN, epochs=2)"
+    script = SCRIPT.format(tests=str(Path(__file__).parent)).replace("SMALL, SILENT", "PLAIN, SILENT")
+    script = script.replace("train(SMALL", f"from dataclasses import replace\ntrain({recipe}")
+    file = tmp_path / "run.py"
+    file.write_text(script)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
+    subprocess.run(
+        [*launch, str(data), str(tmp_path / "two")], check=True, env=os.environ | {"ACCELERATE_USE_CPU": "1"}
+    )
+    train(replace(PLAIN, epochs=2), run_in(data, tmp_path / "one"), SILENT)
+    one, two = (list(csv.DictReader((tmp_path / name / "log.csv").open())) for name in ("one", "two"))
+    assert len(one) == len(two) == 2
+    for a, b in zip(one, two, strict=True):
+        for column in ("loss", "val_loss", "val_top1", "train_top1"):
+            assert float(a[column]) == pytest.approx(float(b[column]), rel=1e-4), column
+
+
+def test_a_batch_in_parts_is_the_same_batch(data: Path, tmp_path: Path) -> None:
+    losses = []
+    for parts in (1, 3):
+        train(replace(PLAIN, epochs=1, accumulate=parts), run_in(data, tmp_path / str(parts)), SILENT)
+        losses.append(next(csv.DictReader((tmp_path / str(parts) / "log.csv").open()))["val_loss"])
+    assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-4)
+
+
+def test_workers_change_nothing(data: Path, tmp_path: Path) -> None:
+    for workers in (0, 2):
+        train(replace(SMALL, epochs=1), run_in(data, tmp_path / str(workers), workers=workers), SILENT)
+    a, b = (load_file(tmp_path / name / "last.safetensors") for name in ("0", "2"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_finetuning_at_another_size_with_other_classes(data: Path, tmp_path: Path) -> None:
+    train(replace(SMALL, epochs=1), run_in(data, tmp_path / "first"), SILENT)
+    start = tmp_path / "first" / "best.safetensors"
+    fewer = tmp_path / "fewer"
+    for split in ("train", "val"):
+        for name in ("blue", "red"):
+            (fewer / split).mkdir(parents=True, exist_ok=True)
+            (fewer / split / name).symlink_to(data / split / name)
+    recipe = replace(PLAIN, size=48, epochs=1, layer_decay=0.8, model_args={})
+    card = train(recipe, run_in(fewer, tmp_path / "second", start=start, decay="rescale"), SILENT)
+    assert card.classes == ("blue", "red")
+    assert card.stretch == 0.5
+    model, _ = load_model(tmp_path / "second" / "best.safetensors")
+    assert model.pos_embed.shape[1] == 36
+    assert {m.stretch for m in model.modules() if hasattr(m, "stretch")} == {0.5}
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(data: Path, tmp_path: Path) -> None:
+    train(replace(PLAIN, epochs=1), run_in(data, tmp_path), SILENT)
+    tensors, header = checkpoint.read(tmp_path / "state.safetensors")
+    tensors["model/head.bias"][:] = torch.inf
+    header["recipe"]["epochs"] = 2
+    checkpoint.write(tensors, header, tmp_path / "state.safetensors")
+    before = (tmp_path / "state.safetensors").read_bytes()
+    with pytest.raises(CannotTrain, match=r"the loss is nan in epoch 2.*lower --lr.*kept in"):
+        train(replace(PLAIN, epochs=2), run_in(data, tmp_path), SILENT)
+    assert (tmp_path / "state.safetensors").read_bytes() == before
+
+
+def test_other_settings_in_the_same_folder(data: Path, tmp_path: Path) -> None:
+    train(replace(PLAIN, epochs=1), run_in(data, tmp_path), SILENT)
+    with pytest.raises(CannotTrain, match=r"other settings \(lr\).*--restart"):
+        train(replace(PLAIN, epochs=1, lr=1e-4), run_in(data, tmp_path), SILENT)
+
+
+def test_unreadable_images_are_listed_and_too_many_stop_the_run(data: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "data"
+    for split in ("train", "val"):
+        for name in COLOURS:
+            (broken / split / name).mkdir(parents=True)
+            for image in (data / split / name).iterdir():
+                (broken / split / name / image.name).write_bytes(image.read_bytes())
+    (broken / "train" / "red" / "3.png").write_bytes(b"not an image")
+    (broken / "val" / "red" / "3.png").write_bytes(b"")
+    card = train(replace(PLAIN, epochs=1), run_in(broken, tmp_path / "some", most_unreadable=0.05), SILENT)
+    assert card.metrics["images"] == 14  # of 15
+    assert "red/3.png" in (tmp_path / "some" / "unreadable.txt").read_text()
+    for i in range(6):
+        (broken / "train" / "green" / f"{i}.png").write_bytes(b"not an image")
+    with pytest.raises(CannotTrain, match=r"images cannot be read, more than the limit.*--most-unreadable"):
+        train(replace(PLAIN, epochs=1), run_in(broken, tmp_path / "many", most_unreadable=0.05), SILENT)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(replace(PLAIN, epochs=1), run_in(data, tmp_path), SILENT)
+    before = (tmp_path / "best.safetensors").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write({"x": torch.ones(3)}, {}, tmp_path / "best.safetensors")
+    assert (tmp_path / "best.safetensors").read_bytes() == before
+    assert not list(tmp_path.glob(".best*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch": 100}, "more than the 48 images"),
+        ({"accumulate": 5}, "cannot be shared by 1 processes in 5 parts"),
+        ({"batch": 9, "mixup": 0.5}, "need an even number"),
+    ],
+)
+def test_settings_that_do_not_fit(changes: dict, says: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(CannotTrain, match=says):
+        train(replace(PLAIN, **changes), run_in(data, tmp_path), SILENT)
+
+
+def test_recipes_are_complete() -> None:
+    for make in RECIPES.values():
+        assert make().model
+        assert make.__doc__

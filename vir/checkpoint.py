@@ -1,0 +1,123 @@
+"""Trained models on disk: weights in safetensors, with a card in its header that says all that is needed to use them.
+
+Nothing is pickled: loading runs no code. A file is written whole or not at all.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+import vir.models  # noqa: F401  (registers the models in timm)
+from vir.layers.retention import stretch_decay
+
+HEADER = "vir"  # the card's name in the header of a file
+FORMAT = 1
+
+
+class BadCheckpoint(ValueError):
+    """A file that is no checkpoint of ours, or does not fit: what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model is, knows and is worth."""
+
+    model: str  # timm's name
+    classes: tuple[str, ...]
+    size: int  # pixels of a side
+    model_args: dict[str, Any] = field(default_factory=dict)
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.9
+    stretch: float = 1.0  # of the decay, for a larger grid than the one of training
+    task: str = "classification"
+    metrics: dict[str, float] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # where it came from, how much, under which terms
+    recipe: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)  # versions, commit, date
+    format: int = FORMAT
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Card":
+        if values.get("format") != FORMAT:
+            raise BadCheckpoint(f"format {values.get('format')!r}, expected {FORMAT}: update vision-retention.")
+        known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        for name in ("classes", "mean", "std"):
+            known[name] = tuple(known[name])
+        return cls(**known)
+
+    def preprocessing(self, size: int | None = None) -> dict[str, Any]:
+        """Arguments of timm's create_transform."""
+        side = size or self.size
+        return {
+            "input_size": (3, side, side), "mean": self.mean, "std": self.std,
+            "interpolation": self.interpolation, "crop_pct": self.crop_pct,
+        }  # fmt: skip
+
+    def build(self) -> nn.Module:
+        """The model without its weights."""
+        model = timm.create_model(self.model, num_classes=len(self.classes), **self.model_args)
+        stretch_decay(model, self.stretch)
+        return model
+
+
+def write(tensors: Mapping[str, Tensor], header: dict[str, Any], file: Path) -> None:
+    """Beside the old file first, then in its place: a kill or a full disk leaves the old one whole."""
+    content = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, {HEADER: json.dumps(header)})
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(beside, file)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read(file: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file that `write` made."""
+    if not file.is_file():
+        raise BadCheckpoint(f"{file} does not exist. Give the .safetensors file that training wrote.")
+    try:
+        with safe_open(file, "pt", device=device) as content:
+            header = (content.metadata() or {}).get(HEADER)
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise BadCheckpoint(f"{file} is not a whole safetensors file ({error}).") from None
+    if header is None:
+        raise BadCheckpoint(
+            f"{file} has no card of vir in its header: it was not written by vir train. Load such weights with "
+            "timm.create_model(name, checkpoint_path=...)."
+        )
+    return tensors, json.loads(header)
+
+
+def save_model(model: nn.Module | Mapping[str, Tensor], card: Card, file: Path) -> None:
+    """Weights and card in one file, and the card beside it for people to read."""
+    weights = model.state_dict() if isinstance(model, nn.Module) else model
+    write(weights, asdict(card), file)
+    file.with_suffix(".json").write_text(json.dumps(asdict(card), indent=1))
+
+
+def load_model(file: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, Card]:
+    """The trained model in evaluation mode, in float32, and its card."""
+    weights, header = read(Path(file))
+    card = Card.from_dict(header)
+    model = card.build()
+    try:
+        model.load_state_dict({name: x.float() if x.is_floating_point() else x for name, x in weights.items()})
+    except RuntimeError as error:
+        raise BadCheckpoint(f"{file}: the weights do not fit {card.model} ({error}).") from None
+    return model.to(device).eval(), card

@@ -1,0 +1,41 @@
+"""What all commands share: the console, common options, errors."""
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+Sizes = Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.", min=1)]
+Batch = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
+Threads = Annotated[int, typer.Option(help="CPU threads to use.", min=1)]
+Repeats = Annotated[int, typer.Option(help="How often each call is timed; the median is shown.", min=1)]
+
+
+def _in_a_folder(file: Path | None) -> Path | None:
+    """Found out before minutes of measuring, not after."""
+    if file is not None and not file.parent.is_dir():
+        raise typer.BadParameter(f"the folder {file.parent} does not exist: make it, or name another.")
+    return file
+
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Also write the figures to this file.", dir_okay=False, callback=_in_a_folder),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Also draw the figures to this PNG or SVG.", dir_okay=False, callback=_in_a_folder),
+]
+Batches = Annotated[list[int] | None, typer.Option("--batch", help="Images in a batch; repeat for several.", min=1)]
+
+
+def megabytes(size: int | None) -> str:
+    return "not told here" if size is None else f"{size / 2**20:.0f} MB"
+
+
+def fail(message: str) -> NoReturn:
+    console.print(f"[red]Error:[/] {message}")
+    raise typer.Exit(2)

@@ -1,0 +1,273 @@
+"""vir train, finetune, evaluate, predict."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from vir.cli.shared import console, fail
+
+Data = Annotated[
+    str, typer.Option("--data", help="A folder with train/ and val/ or of class folders, a .tar of them, or hfds/NAME.")
+]
+Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.")]
+Epochs = Annotated[int | None, typer.Option(help="Times that every image is seen.", min=1)]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Images of a step, over all processes.", min=1)]
+Rate = Annotated[float | None, typer.Option("--lr", help="Highest learning rate.", min=0)]
+Size = Annotated[int | None, typer.Option(help="Pixels of a side.", min=8)]
+Seed = Annotated[int | None, typer.Option(help="Another seed, another run; the same seed, the same run.", min=0)]
+Mixup = Annotated[float | None, typer.Option(help="Strength of mixup; 0 is off.", min=0)]
+Cutmix = Annotated[float | None, typer.Option(help="Strength of cutmix; 0 is off.", min=0)]
+Average = Annotated[
+    float | None, typer.Option("--ema", help="Decay of averaged weights, such as 0.999; 0 is off.", min=0, max=1)
+]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of the gradients; 0 is off.", min=0)]
+Precision = Annotated[
+    Literal["auto", "no", "bf16", "fp16"] | None, typer.Option(help="Of the computation; auto is bf16 on a GPU.")
+]
+Accumulate = Annotated[int | None, typer.Option(help="Parts of a batch, where the whole does not fit.", min=1)]
+Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
+SaveMinutes = Annotated[float, typer.Option(help="Minutes between saved states inside an epoch.", min=0)]
+Unreadable = Annotated[float, typer.Option(help="Share of unreadable images above which the run stops.", min=0, max=1)]
+Terms = Annotated[str, typer.Option(help="Under which the data may be used: goes into the checkpoint.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Forget the run that is in --out.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell the whole plan, and stop.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    for command in (train, finetune, evaluate, predict):
+        app.command()(command)
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe; `vir train list` shows them.")] = None,
+    data: Data = "data",
+    out: Out = Path("runs/train"),
+    model: Annotated[str | None, typer.Option(help="Any model of vir or timm; instead of a recipe.")] = None,
+    retention: Annotated[Literal["1d", "2d"] | None, typer.Option(help="Kind of retention, of our models.")] = None,
+    epochs: Epochs = None,
+    batch: BatchSize = None,
+    lr: Rate = None,
+    size: Size = None,
+    seed: Seed = None,
+    mixup: Mixup = None,
+    cutmix: Cutmix = None,
+    ema: Average = None,
+    clip: Clip = None,
+    precision: Precision = None,
+    accumulate: Accumulate = None,
+    workers: Workers = 4,
+    save_minutes: SaveMinutes = 5.0,
+    most_unreadable: Unreadable = 0.01,
+    terms: Terms = "",
+    restart: Restart = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train a model on a folder of images, by a recipe or with defaults that suit some thousands of images."""
+    from vir.train.recipes import RECIPES, plain
+    from vir.train.setup import Run
+
+    if recipe == "list":
+        return _list_recipes()
+    if recipe is not None and recipe not in RECIPES:
+        fail(f"no recipe {recipe!r}: expected one of {', '.join(RECIPES)}, or --model for any model.")
+    base = RECIPES[recipe]() if recipe else plain(model or "hvir_tiny")
+    changes = {
+        "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
+        "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate,
+        "model": model, "model_args": {**base.model_args, "retention": retention} if retention else None,
+    }  # fmt: skip
+    chosen = _changed(base, changes)
+    run = Run(data, out, None, "keep", workers, save_minutes, most_unreadable, terms)
+    _train(chosen, run, restart, dry_run)
+
+
+def finetune(
+    checkpoint: Annotated[Path, typer.Argument(help="The .safetensors file of a trained model.")],
+    data: Data = "data",
+    out: Out = Path("runs/finetune"),
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; defaults suit most.")] = None,
+    decay: Annotated[
+        Literal["keep", "rescale"], typer.Option(help="At another size: keep the decay, or what it sees in pixels.")
+    ] = "keep",
+    epochs: Epochs = None,
+    batch: BatchSize = None,
+    lr: Rate = None,
+    size: Size = None,
+    seed: Seed = None,
+    mixup: Mixup = None,
+    cutmix: Cutmix = None,
+    ema: Average = None,
+    clip: Clip = None,
+    precision: Precision = None,
+    accumulate: Accumulate = None,
+    workers: Workers = 4,
+    save_minutes: SaveMinutes = 5.0,
+    most_unreadable: Unreadable = 0.01,
+    terms: Terms = "",
+    restart: Restart = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train a trained model on: other images, other classes, or a higher resolution."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.train.recipes import RECIPES, Recipe
+    from vir.train.setup import Run
+
+    try:
+        _, card = load_model(checkpoint)
+    except BadCheckpoint as error:
+        fail(str(error))
+    if recipe is not None and recipe not in RECIPES:
+        fail(f"no recipe {recipe!r}: expected one of {', '.join(RECIPES)}.")
+    gentle = Recipe(card.model, size=card.size, epochs=10, lr=1e-4, layer_decay=0.8, warmup_epochs=1, min_lr=1e-6)
+    base = RECIPES[recipe]() if recipe else gentle
+    changes = {
+        "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
+        "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "model": card.model,
+    }  # fmt: skip
+    chosen = _changed(base, changes)
+    run = Run(data, out, checkpoint, decay, workers, save_minutes, most_unreadable, terms or card.data.get("terms", ""))
+    _train(chosen, run, restart, dry_run)
+
+
+def _changed(recipe: Any, changes: dict[str, Any]) -> Any:
+    """The recipe with what the user gave; 0 turns off what can be off."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    if "epochs" in given:  # a short run has no time for a long warm-up
+        given["warmup_epochs"] = min(recipe.warmup_epochs, given["epochs"] // 5)
+    return replace(recipe, **{n: None if n in ("ema", "clip") and not value else value for n, value in given.items()})
+
+
+def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
+    import timm
+
+    from vir.checkpoint import BadCheckpoint
+    from vir.data.images import UnreadableImage
+    from vir.data.sets import NoImages
+    from vir.train.finish import finish
+    from vir.train.loop import train as start
+    from vir.train.setup import CannotTrain
+
+    if not timm.is_model(recipe.model):
+        near = ", ".join(timm.list_models(f"{recipe.model[:4]}*")[:8]) or "those that `vir models` lists"
+        fail(f"no model {recipe.model!r}: expected a name that timm knows, such as {near}.")
+    if restart and run.out.exists() and not dry_run:
+        shutil.rmtree(run.out)
+    try:
+        if dry_run:
+            return _tell_plan(recipe, run)
+        card = start(recipe, run, console)
+        for made in finish(run, card):
+            console.print(f"written: {made}", highlight=False)
+    except (CannotTrain, NoImages, BadCheckpoint, UnreadableImage) as error:
+        fail(str(error))
+    best = run.out / "best.safetensors"
+    console.print(f"best: {card.metrics['top1']:.2f} % of {int(card.metrics['images']):,} images, in {best}")
+
+
+def _tell_plan(recipe: Any, run: Any) -> None:
+    from vir.data.loading import Share
+    from vir.data.sets import open_sets
+    from vir.train.plan import cost
+    from vir.train.setup import check_batch
+
+    sets = open_sets(run.data)
+    train_set, val_set = sets["train"], sets["val"]
+    steps = check_batch(recipe, len(train_set), Share(parts=recipe.accumulate))
+    whole = cost(recipe, len(train_set.classes), len(train_set), 1)
+    some = ", ".join(train_set.classes[:8]) + (", ..." if len(train_set.classes) > 8 else "")
+    table = Table(show_header=False)
+    for name, value in {
+        "images": f"{len(train_set):,} to learn from, {len(val_set):,} to judge by",
+        "classes": f"{len(train_set.classes)}: {some}",
+        "steps": f"{recipe.epochs + recipe.cooldown_epochs} epochs of {steps} steps of {recipe.batch} images",
+        "model": f"{recipe.model}, {whole.parameters / 1e6:.2f} million parameters, {recipe.size} px",
+        "cost": f"{whole.images:,} images, {whole.flops / 1e15:.3g} PFLOP",
+        "memory": f"about {whole.bytes / 2**30:.1f} GB on one process (kernels need less)",
+        "results": str(run.out),
+    }.items():
+        table.add_row(name, value)
+    for remark in (*train_set.remarks, *val_set.remarks):
+        console.print(f"note: {remark}", highlight=False)
+    console.print(table)
+    settings = ", ".join(f"{name} {value}" for name, value in vars(recipe).items() if value not in (None, {}, False))
+    console.print(settings, highlight=False)
+
+
+def _list_recipes() -> None:
+    from vir.train.recipes import RECIPES
+
+    table = Table("recipe", "what it is")
+    for name, make in RECIPES.items():
+        table.add_row(name, " ".join((make.__doc__ or "").split("\n")[0].split()))
+    console.print(table)
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="The .safetensors file of a trained model.")],
+    data: Data = "data",
+    size: Size = None,
+    batch: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 64,
+    workers: Workers = 4,
+    out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+) -> None:
+    """Tell the accuracy of a trained model on a folder of images."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.sets import NoImages, open_images
+    from vir.evaluate.classification import judge_set
+    from vir.predict import best_device
+
+    try:
+        model, card = load_model(checkpoint, best_device())
+        images = open_images(data, card.classes)
+    except (BadCheckpoint, NoImages) as error:
+        fail(str(error))
+    with console.status("judging"):
+        verdict = judge_set(model, card, images, size, batch, workers, best_device())
+    metrics = verdict.metrics()
+    console.print(
+        f"{card.model} at {size or card.size} px on {verdict.images:,} images: top-1 {metrics['top1']:.2f} %, "
+        f"top-5 {metrics['top5']:.2f} %, loss {metrics['loss']:.4f}"
+    )
+    for line in verdict.unreadable:
+        console.print(f"not read: {line}", highlight=False)
+    if out is not None:
+        out.write_text(json.dumps(metrics, indent=1))
+
+
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    checkpoint: Annotated[Path, typer.Option(help="The .safetensors file of a trained model.")],
+    top: Annotated[int, typer.Option(help="Classes to show of each image.", min=1)] = 5,
+    size: Size = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead.")] = False,
+) -> None:
+    """Ask a trained model what is in a photograph."""
+    from vir.answers import Classes
+    from vir.checkpoint import BadCheckpoint
+    from vir.predict import predict as ask
+
+    failed = 0
+    try:
+        for path, answer in zip(images, ask(images, checkpoint, top=top, size=size), strict=True):
+            if not isinstance(answer, Classes):
+                failed += 1
+                _tell(as_json, {"image": str(path), "error": str(answer)}, f"[red]{path}:[/] {answer}")
+                continue
+            shown = ", ".join(f"{n} {100 * p:.1f} %" for n, p in zip(answer.names, answer.probabilities, strict=True))
+            _tell(as_json, answer.as_dict(), f"{path}: {shown}")
+    except BadCheckpoint as error:
+        fail(str(error))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _tell(as_json: bool, values: dict[str, Any], words: str) -> None:
+    if as_json:
+        print(json.dumps(values))
+    else:
+        console.print(words, highlight=False)

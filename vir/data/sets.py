@@ -1,0 +1,147 @@
+"""Sets of labelled images: a folder per class, a tar file of such folders, and what timm reads by its names."""
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from timm.data import create_reader, get_img_extensions
+
+Split = Literal["train", "val"]
+FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
+HELD_OUT = 10  # one image in so many is kept for validation where the data has no split of its own
+
+
+class NoImages(ValueError):
+    """The data cannot be used: what was found, what was expected, what to do."""
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images by index, each with the number of its class."""
+
+    reader: Any  # timm's: gives an open file and a class
+    indices: Sequence[int]
+    classes: tuple[str, ...]
+    targets: Sequence[int] = ()  # of all that the reader has, where it tells them beforehand
+    remarks: tuple[str, ...] = ()  # what the user should know about this data
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> tuple[BinaryIO, int]:
+        file, target = self.reader[self.indices[index]]
+        return file, target
+
+    def name(self, index: int) -> str:
+        return self.reader.filename(self.indices[index])
+
+    def path(self, index: int) -> str:
+        return self.reader.filename(self.indices[index], absolute=True)
+
+    def per_class(self) -> list[int]:
+        counts = [0] * len(self.classes)
+        for index in self.indices:
+            counts[self.targets[index]] += 1
+        return counts
+
+
+def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Split, LabelledImages]:
+    """The images to learn from and those to judge by, with the same numbers for the same classes.
+
+    `data` is a folder with train/ and val/, a folder or tar file of class folders alone, or a dataset of the Hugging
+    Face hub as timm names it, such as hfds/uoft-cs/cifar10. Given classes fix the numbers, as a checkpoint needs it.
+    """
+    name = str(data)
+    if name.startswith("hfds/"):
+        return {split: _from_hub(name, split, classes) for split in FOLDERS}
+    root = Path(data)
+    if not root.exists():
+        raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
+    folders = {split: _find(root, names) for split, names in FOLDERS.items()}
+    if folders["train"] and folders["val"]:
+        train = _open(folders["train"], classes)
+        return {"train": train, "val": _open(folders["val"], train.classes)}
+    return _split(_open(folders["train"] or root, classes))
+
+
+def open_images(data: str | Path, classes: Sequence[str]) -> LabelledImages:
+    """The images to judge by: the val/ of a folder if it has one, else all that it holds."""
+    name = str(data)
+    if name.startswith("hfds/"):
+        return _from_hub(name, "val", classes)
+    root = Path(data)
+    if not root.exists():
+        raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
+    return _open(_find(root, FOLDERS["val"]) or root, classes)
+
+
+def _find(root: Path, names: Sequence[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def _from_hub(name: str, split: Split, classes: Sequence[str] | None) -> LabelledImages:
+    wanted = None if classes is None else {c: i for i, c in enumerate(classes)}
+    reader = create_reader(name, root=None, split="train" if split == "train" else "validation", class_map=wanted)
+    found = getattr(reader, "class_to_idx", None)
+    if not found:
+        raise NoImages(f"{name} does not tell the names of its classes, which a checkpoint needs.")
+    return LabelledImages(reader, range(len(reader)), _by_number(found))
+
+
+def _open(root: Path, classes: Sequence[str] | None) -> LabelledImages:
+    numbers = None if classes is None else {c: i for i, c in enumerate(classes)}
+    if root.is_file() and root.suffix != ".tar":
+        raise NoImages(f"{root} is a file, expected a folder of class folders or a .tar of them.")
+    try:
+        reader = create_reader("", root=str(root), class_map=numbers)
+    except RuntimeError:
+        known = ", ".join(get_img_extensions())
+        raise NoImages(
+            f"{root} holds no images{' of the known classes' if classes else ''}: expected one folder per class, with "
+            f"files that end in {known}."
+        ) from None
+    in_tar = root.is_file()
+    found = _by_number(reader.class_name_to_idx if in_tar else reader.class_to_idx)
+    targets = list(reader.targets) if in_tar else [target for _, target in reader.samples]
+    if found == ("",):
+        raise NoImages(
+            f"{root} holds images but no class folders: put the images of each class into a folder of its name, "
+            f"such as {root / 'cats'}."
+        )
+    return LabelledImages(reader, range(len(reader)), found, targets, tuple(_remarks(root, targets, found)))
+
+
+def _by_number(class_to_idx: dict[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(class_to_idx, key=lambda name: class_to_idx[name]))
+
+
+def _remarks(root: Path, targets: Sequence[int], classes: Sequence[str]) -> list[str]:
+    present = set(targets)
+    remarks = [f"class {name!r} has no images in {root}" for i, name in enumerate(classes) if i not in present]
+    if root.is_dir():
+        folders = {entry.name for entry in os.scandir(root) if entry.is_dir()}
+        unknown = sorted(folders - set(classes))
+        remarks += [f"the folder {name!r} in {root} is left out: it has no images or is no class" for name in unknown]
+    return remarks
+
+
+def _split(whole: LabelledImages) -> dict[Split, LabelledImages]:
+    """By a sum over the name of each file: the same images stay held out when others are added."""
+    if len(whole) < 5 * HELD_OUT:
+        raise NoImages(
+            f"{len(whole)} images are too few to hold some of them out for validation: expected at least "
+            f"{5 * HELD_OUT}, or folders train/ and val/."
+        )
+    held = [zlib.crc32(whole.name(i).encode()) % HELD_OUT == 0 for i in range(len(whole))]
+    parts = {
+        "train": [i for i, out in enumerate(held) if not out],
+        "val": [i for i, out in enumerate(held) if out],
+    }
+    remark = f"no val/ folder: {len(parts['val'])} of {len(whole)} images are held out for validation"
+    return {
+        "train": replace(whole, indices=parts["train"], remarks=(*whole.remarks, remark)),
+        "val": replace(whole, indices=parts["val"], remarks=()),
+    }

@@ -1,0 +1,199 @@
+"""Complete runs as functions: each returns everything that a run needs, and says what it costs and should give.
+
+Costs are in images seen, and in hours where we measured them. Accuracies of the paper come from code whose training
+form differs from its formulas: they are quoted, not promised.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Precision = Literal["auto", "no", "bf16", "fp16"]
+Decay = Literal["keep", "rescale"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a run but the data and the place of its results."""
+
+    model: str
+    model_args: dict[str, Any] = field(default_factory=dict)
+    size: int = 224  # pixels of a side
+    epochs: int = 50
+    batch: int = 128  # images of a step, over all processes
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    layer_decay: float | None = None
+    warmup_epochs: int = 5
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    cooldown_epochs: int = 0
+    clip: float | None = 5.0
+    ema: float | None = None
+    smoothing: float = 0.1
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    randaugment: str | None = None
+    colour_jitter: float = 0.0
+    erasing: float = 0.0
+    crop_scale: tuple[float, float] = (0.25, 1.0)
+    flip: float = 0.5
+    drop_path: float | None = None
+    precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
+    accumulate: int = 1  # parts of a batch, where the whole does not fit
+    checkpointing: bool = False  # of activations: less memory, more time
+    seed: int = 0
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {}
+
+
+def recipe(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """List a recipe under the name of its function."""
+    RECIPES[make.__name__] = make
+    return make
+
+
+def plain(model: str, **changes: Any) -> Recipe:
+    """Any model on a folder of images, without a recipe: moderate augmentation that suits some thousands of images."""
+    return replace(Recipe(model, mixup=0.2, cutmix=0.5, erasing=0.1, colour_jitter=0.2), **changes)
+
+
+def _hvir(model: str, drop_path: float) -> Recipe:
+    """HViR as in the paper's appendix: LAMB, 300 epochs, batch 4096; what that leaves open, as is usual."""
+    return Recipe(
+        model, epochs=300, batch=4096, optimizer="lamb", lr=5e-3, weight_decay=0.12, warmup_epochs=20, min_lr=5e-6,
+        cooldown_epochs=10, ema=0.9998, mixup=0.8, cutmix=1.0, randaugment="rand-m9-mstd0.5-inc1", colour_jitter=0.4,
+        erasing=0.25, crop_scale=(0.08, 1.0), drop_path=drop_path,
+    )  # fmt: skip
+
+
+@recipe
+def hvir_0_imagenet() -> Recipe:
+    """HViR-0 on ImageNet-1K at 224 px: 384 million images. Paper: 81.1 %. Not run by us."""
+    return _hvir("hvir_0", 0.2)
+
+
+@recipe
+def hvir_1_imagenet() -> Recipe:
+    """HViR-1 on ImageNet-1K at 224 px: 384 million images. Paper: 82.6 %. Not run by us."""
+    return _hvir("hvir_1", 0.2)
+
+
+@recipe
+def hvir_2_imagenet() -> Recipe:
+    """HViR-2 on ImageNet-1K at 224 px: 384 million images. Paper: 83.3 %. Not run by us."""
+    return _hvir("hvir_2", 0.2)
+
+
+@recipe
+def hvir_3_imagenet() -> Recipe:
+    """HViR-3 on ImageNet-1K at 224 px: 384 million images. Paper: 84.6 %. Not run by us."""
+    return _hvir("hvir_3", 0.3)
+
+
+@recipe
+def hvir_4_imagenet() -> Recipe:
+    """HViR-4 on ImageNet-1K at 224 px: 384 million images. Paper: 84.8 %. Not run by us."""
+    return _hvir("hvir_4", 0.3)
+
+
+def _vir(model: str, **changes: Any) -> Recipe:
+    """ViR on ImageNet, by what is known of the authors' settings: 310 epochs, the last 10 at the lowest rate."""
+    base = Recipe(
+        model, epochs=300, batch=4096, optimizer="lamb", lr=5e-3, weight_decay=0.05, warmup_epochs=20, min_lr=5e-6,
+        cooldown_epochs=10, ema=0.9998, mixup=0.8, cutmix=1.0, randaugment="rand-m9-mstd0.5-inc1", colour_jitter=0.4,
+        erasing=0.25, crop_scale=(0.08, 1.0), drop_path=0.2,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+@recipe
+def vir_small_imagenet() -> Recipe:
+    """ViR-S/16 on ImageNet-1K at 224 px: 397 million images. Paper: 81.0 %. Not run by us."""
+    return _vir("vir_small_patch16_224")
+
+
+@recipe
+def vir_base_imagenet() -> Recipe:
+    """ViR-B/16 on ImageNet-1K at 224 px: 397 million images. Paper: 82.6 %. Not run by us."""
+    return _vir("vir_base_patch16_224")
+
+
+@recipe
+def vir_large_imagenet() -> Recipe:
+    """ViR-L/16 on ImageNet-1K at 224 px: 397 million images. Paper: 83.7 %. Not run by us."""
+    return _vir("vir_large_patch16_224", drop_path=0.3, checkpointing=True)
+
+
+@recipe
+def vir_large_imagenet21k() -> Recipe:
+    """ViR-L/14 on ImageNet-21K at 224 px, the first half of the paper's 85.0 % and 86.1 %. Not run by us.
+
+    Then `vir finetune` of its best checkpoint with the recipe vir_large_224 or vir_large_448.
+    """
+    return _vir("vir_large_patch14_224", epochs=90, cooldown_epochs=0, drop_path=0.1, ema=None, checkpointing=True)
+
+
+def _finetuning(model: str, **changes: Any) -> Recipe:
+    """Of trained weights, usually at a higher resolution: low rate, rates falling with depth, little augmentation."""
+    base = Recipe(
+        model, epochs=30, batch=512, lr=5e-5, weight_decay=1e-8, layer_decay=0.8, warmup_epochs=2, min_lr=1e-6,
+        ema=0.9998, crop_scale=(0.08, 1.0), randaugment="rand-m9-mstd0.5-inc1", drop_path=0.2,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+@recipe
+def vir_large_224() -> Recipe:
+    """ViR-L/14 on ImageNet-1K at 224 px, from ImageNet-21K weights: 38 million images. Paper: 85.0 %. Not run by us."""
+    return _finetuning("vir_large_patch14_224", checkpointing=True)
+
+
+@recipe
+def vir_large_448() -> Recipe:
+    """ViR-L/14 on ImageNet-1K at 448 px, from ImageNet-21K weights: 38 million images. Paper: 86.1 %. Not run by us."""
+    return _finetuning("vir_large_patch14_224", size=448, checkpointing=True)
+
+
+@recipe
+def vir_base_192() -> Recipe:
+    """ViR-B/16 on ImageNet-1K at 192 px: where the paper's study of resolution begins. Not run by us.
+
+    Then `vir finetune` with the recipe vir_base_higher and --size 224, 256, 384, 512; 1D, or 2D by vir_base_192_2d.
+    """
+    return _vir("vir_base_patch16_224", size=192)
+
+
+@recipe
+def vir_base_192_2d() -> Recipe:
+    """The same in 2D."""
+    return _vir("vir_base_patch16_224", size=192, model_args={"retention": "2d"})
+
+
+@recipe
+def vir_base_higher() -> Recipe:
+    """A model of vir_base_192 moved to a higher resolution, which --size names. Not run by us."""
+    return _finetuning("vir_base_patch16_224", size=384)
+
+
+def _small(model: str, **changes: Any) -> Recipe:
+    """From scratch on some thousands of small photographs."""
+    base = Recipe(
+        model, size=160, epochs=100, batch=256, lr=2e-3, warmup_epochs=5, mixup=0.8, cutmix=1.0, crop_scale=(0.25, 1.0),
+        drop_path=0.1,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+@recipe
+def hvir_tiny_imagenette() -> Recipe:
+    """HViR-tiny on Imagenette at 160 px: under a million images, minutes on one GPU."""
+    return _small("hvir_tiny")
+
+
+@recipe
+def hvir_tiny_eurosat() -> Recipe:
+    """HViR-tiny on EuroSAT at 64 px: a million images, minutes on one GPU."""
+    return _small("hvir_tiny", size=64, epochs=50, mixup=0.2, cutmix=0.5, crop_scale=(0.5, 1.0))

@@ -1,0 +1,114 @@
+"""From a recipe to the parts of a run; what does not fit together is said before it starts."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import Mixup, create_transform
+from timm.models import get_pretrained_cfg
+
+from vir.bench.measure import provenance
+from vir.checkpoint import Card, load_model
+from vir.data.loading import Share
+from vir.data.sets import LabelledImages
+from vir.layers.retention import stretch_decay
+from vir.train.recipes import Decay, Recipe
+
+
+class CannotTrain(ValueError):
+    """The run cannot start or go on: what was found, what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run reads and writes, and how careful it is."""
+
+    data: str
+    out: Path
+    start: Path | None = None  # trained weights to begin with
+    decay: Decay = "keep"  # where the start had another resolution
+    workers: int = 4
+    save_minutes: float = 5.0
+    most_unreadable: float = 0.01  # share of the images, above which the run stops
+    terms: str = ""  # under which the data may be used
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back: tuples become lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def precision(recipe: Recipe) -> str:
+    if recipe.precision != "auto":
+        return recipe.precision
+    return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+
+
+def check_batch(recipe: Recipe, images: int, share: Share) -> int:
+    """Steps of an epoch."""
+    parts = share.processes * share.parts
+    if recipe.batch % parts:
+        raise CannotTrain(
+            f"--batch {recipe.batch} cannot be shared by {share.processes} processes in {share.parts} parts: expected "
+            f"a multiple of {parts}."
+        )
+    if recipe.batch > images:
+        raise CannotTrain(f"--batch {recipe.batch} is more than the {images} images to learn from: choose a smaller.")
+    if (recipe.mixup or recipe.cutmix) and recipe.batch // parts % 2:
+        raise CannotTrain(
+            f"--batch {recipe.batch} gives each process {recipe.batch // parts} images at a time: mixup and cutmix "
+            "need an even number. Change --batch, or turn them off with --mixup 0 --cutmix 0."
+        )
+    return images // recipe.batch
+
+
+def build(recipe: Recipe, run: Run, images: LabelledImages) -> tuple[Any, Card]:
+    """The model to train, fresh or from trained weights, and the card that its checkpoints carry."""
+    torch.manual_seed(recipe.seed)
+    args, stretch = dict(recipe.model_args), 1.0
+    drop: dict[str, Any] = {} if recipe.drop_path is None else {"drop_path_rate": recipe.drop_path}
+    if run.start is None:
+        args |= {"img_size": recipe.size} if has_size(recipe.model) else {}
+        model: Any = timm.create_model(recipe.model, num_classes=len(images.classes), **args, **drop)
+    else:
+        trained, old = load_model(run.start)
+        model = replace(old, model_args={**old.model_args, **drop}).build()
+        model.load_state_dict(trained.state_dict())
+        args = dict(old.model_args)
+        stretch = old.stretch * (old.size / recipe.size if run.decay == "rescale" else 1.0)
+        if "img_size" in args and recipe.size != old.size:
+            model.set_input_size(img_size=recipe.size)
+            args["img_size"] = recipe.size
+        if images.classes != old.classes:
+            model.reset_classifier(len(images.classes))
+    stretch_decay(model, stretch)
+    config: Any = get_pretrained_cfg(recipe.model)
+    card = Card(
+        recipe.model, images.classes, recipe.size, args, stretch=stretch,
+        mean=tuple(config.mean), std=tuple(config.std), interpolation=config.interpolation, crop_pct=config.crop_pct,
+        data={"path": str(run.data), "images": len(images), "terms": run.terms}, recipe=plain(asdict(recipe)),
+        origin=provenance("cuda" if torch.cuda.is_available() else "cpu", precision(recipe)),
+    )  # fmt: skip
+    return model, card
+
+
+def has_size(model: str) -> bool:
+    """Whether a model is made for one size of image: then it is made for the size of the run."""
+    config = get_pretrained_cfg(model)
+    return model.startswith("vir_") or bool(config and config.fixed_input_size)
+
+
+def training_transform(recipe: Recipe, card: Card) -> Any:
+    return create_transform(
+        input_size=recipe.size, is_training=True, scale=recipe.crop_scale, hflip=recipe.flip,
+        color_jitter=recipe.colour_jitter, auto_augment=recipe.randaugment, interpolation="random",
+        mean=card.mean, std=card.std, re_prob=recipe.erasing, re_mode="pixel",
+    )  # fmt: skip
+
+
+def mixing(recipe: Recipe, classes: int) -> Mixup | None:
+    if not (recipe.mixup or recipe.cutmix):
+        return None
+    return Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=classes)
