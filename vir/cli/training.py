@@ -30,6 +30,10 @@ Precision = Annotated[
     Literal["auto", "no", "bf16", "fp16"] | None, typer.Option(help="Of the computation; auto is bf16 on a GPU.")
 ]
 Accumulate = Annotated[int | None, typer.Option(help="Parts of a batch, where the whole does not fit.", min=1)]
+Augment = Annotated[
+    Literal["workers", "device"] | None,
+    typer.Option(help="Where crops are drawn: by workers, or on the device from images held there (small sets)."),
+]
 Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
 SaveMinutes = Annotated[float, typer.Option(help="Minutes between saved states inside an epoch.", min=0)]
 Unreadable = Annotated[float, typer.Option(help="Share of unreadable images above which the run stops.", min=0, max=1)]
@@ -60,6 +64,7 @@ def train(
     clip: Clip = None,
     precision: Precision = None,
     accumulate: Accumulate = None,
+    augment: Augment = None,
     workers: Workers = 4,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
@@ -78,7 +83,7 @@ def train(
     base = RECIPES[recipe]() if recipe else plain(model or "hvir_tiny")
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
-        "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate,
+        "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
         "model": model, "model_args": {**base.model_args, "retention": retention} if retention else None,
     }  # fmt: skip
     chosen = _changed(base, changes)
@@ -105,6 +110,7 @@ def finetune(
     clip: Clip = None,
     precision: Precision = None,
     accumulate: Accumulate = None,
+    augment: Augment = None,
     workers: Workers = 4,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
@@ -127,7 +133,8 @@ def finetune(
     base = RECIPES[recipe]() if recipe else gentle
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
-        "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "model": card.model,
+        "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
+        "model": card.model,
     }  # fmt: skip
     chosen = _changed(base, changes)
     run = Run(data, out, checkpoint, decay, workers, save_minutes, most_unreadable, terms or card.data.get("terms", ""))

@@ -102,6 +102,11 @@ class Share:
     parts: int = 1
 
 
+def order_of(count: int, seed: int, epoch: int) -> list[int]:
+    """The order in which an epoch sees its images."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed_from(seed, epoch))).tolist()
+
+
 def training_batches(
     examples: Examples, batch: int, epochs: int, share: Share, workers: int, first_epoch: int = 0, first_step: int = 0
 ) -> Iterator[Batch]:
@@ -111,8 +116,7 @@ def training_batches(
 
     def keys() -> Iterator[list[Key]]:
         for epoch in range(first_epoch, epochs):
-            generator = torch.Generator().manual_seed(seed_from(examples.seed, epoch))
-            order = torch.randperm(count, generator=generator).tolist()
+            order = order_of(count, examples.seed, epoch)
             for step in range(first_step if epoch == first_epoch else 0, count // batch):
                 for number in range(share.parts):
                     start = step * batch + (number * share.processes + share.rank) * part

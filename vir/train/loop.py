@@ -6,7 +6,7 @@ kept, and a run that was broken ends with the very weights of an unbroken one.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -21,6 +21,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from vir.checkpoint import Card, load_model, save_model
+from vir.data.held import Augment, held_batches, hold, on_device
 from vir.data.loading import Batch, Examples, Share, judging_batches, seed_from, seeded, training_batches
 from vir.data.sets import Split, open_sets
 from vir.evaluate.classification import Judgement, judge
@@ -78,6 +79,7 @@ class Trainer:
         if recipe.ema:
             self.average = ModelEmaV3(self.accelerator.unwrap_model(self.model), recipe.ema, use_warmup=True)
         self.mixing = mixing(recipe, len(self.card.classes))
+        self.held: list[Batch] | None = None
         self.standing = self._resume()
         total = self.epochs * self.steps
         self.told = Told(console, total, silent=not self.main)
@@ -105,15 +107,24 @@ class Trainer:
         return standing
 
     def run(self) -> Card:
-        batches = training_batches(
-            self._examples("train"), self.recipe.batch, self.epochs, self.share, self.place.workers,
-            self.standing.epoch, self.standing.step,
-        )  # fmt: skip
         with self.told:
             self._say_what_begins()
+            batches = self._batches()
             while self.standing.epoch < self.epochs:
                 self._epoch(batches)
         return self._finish()
+
+    def _batches(self) -> Iterator[Batch]:
+        place = self.recipe.batch, self.epochs, self.share
+        first = self.standing.epoch, self.standing.step
+        if self.recipe.augment == "workers":
+            return training_batches(self._examples("train"), *place, self.place.workers, *first)
+        held = hold(self.sets["train"], self.recipe.size, self.place.workers, self.device)
+        self._note_unreadable(held.unreadable)
+        self.steps = check_batch(self.recipe, len(held.targets), self.share)
+        recipe, card = self.recipe, self.card
+        augment = Augment(recipe.size, recipe.crop_scale, recipe.flip, card.mean, card.std, recipe.seed)
+        return held_batches(held, augment, *place, *first)
 
     def _examples(self, split: Split) -> Examples:
         if split == "train":
@@ -157,7 +168,7 @@ class Trainer:
         recipe, parts = self.recipe, self.share.parts
         for part in range(parts):
             batch = next(batches)
-            self._note_unreadable(batch)
+            self._note_unreadable(batch.unreadable)
             numbers = recipe.seed, self.standing.epoch, step, part, self.share.rank
             images, targets = batch.images.to(self.device, non_blocking=True), batch.targets.to(self.device)
             labels = targets
@@ -181,12 +192,12 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _note_unreadable(self, batch: Batch) -> None:
-        if not batch.unreadable:
+    def _note_unreadable(self, unreadable: list[str]) -> None:
+        if not unreadable:
             return
-        self.standing.unreadable += len(batch.unreadable)
+        self.standing.unreadable += len(unreadable)
         with (self.place.out / "unreadable.txt").open("a") as out:
-            out.writelines(f"{line}\n" for line in batch.unreadable)
+            out.writelines(f"{line}\n" for line in unreadable)
         limit = max(1, self.place.most_unreadable * len(self.sets["train"]))
         names = {line.split(":")[0] for line in (self.place.out / "unreadable.txt").read_text().splitlines()}
         if len(names) > limit:
@@ -219,16 +230,24 @@ class Trainer:
 
     def _judge(self) -> Judgement:
         model = self.average.module if self.average is not None else self.accelerator.unwrap_model(self.model)
-        batch = max(1, self.recipe.batch // (self.share.processes * self.share.parts))
-        batches = judging_batches(self._examples("val"), batch, self.share, self.place.workers)
         with self.accelerator.autocast():
-            mine = judge(model, batches, len(self.card.classes), self.device)
+            mine = judge(model, self._judged(), len(self.card.classes), self.device)
         if self.share.processes > 1:
             sums = torch.tensor([mine.loss, mine.in_five], dtype=torch.float64, device=self.device)
             loss, in_five = self.accelerator.reduce(sums, "sum").tolist()
             counts = self.accelerator.reduce(mine.counts.to(self.device), "sum").cpu()
             mine = replace(mine, counts=counts, loss=loss, in_five=int(in_five))
         return mine
+
+    def _judged(self) -> Iterable[Batch]:
+        """The images to judge by; held on the device as well, if those to learn from are."""
+        if self.held is not None:
+            return self.held
+        batch = max(1, self.recipe.batch // (self.share.processes * self.share.parts))
+        batches = judging_batches(self._examples("val"), batch, self.share, self.place.workers)
+        if self.recipe.augment == "device":
+            self.held = on_device(list(batches), self.device)
+        return self.held or batches
 
     def _end_epoch(self, speed: float, seconds: float) -> None:
         at, verdict = self.standing, self._judge()

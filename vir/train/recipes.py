@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 Precision = Literal["auto", "no", "bf16", "fp16"]
 Decay = Literal["keep", "rescale"]
+Where = Literal["workers", "device"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Recipe:
     erasing: float = 0.0
     crop_scale: tuple[float, float] = (0.25, 1.0)
     flip: float = 0.5
+    augment: Where = "workers"  # or on the device, from images held there: for small sets, crops and flips alone
     drop_path: float | None = None
     precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
     accumulate: int = 1  # parts of a batch, where the whole does not fit
@@ -182,7 +184,7 @@ def _small(model: str, **changes: Any) -> Recipe:
     """From scratch on some thousands of small photographs."""
     base = Recipe(
         model, size=160, epochs=100, batch=256, lr=2e-3, warmup_epochs=5, mixup=0.8, cutmix=1.0, crop_scale=(0.25, 1.0),
-        drop_path=0.1,
+        drop_path=0.1, augment="device",
     )  # fmt: skip
     return replace(base, **changes)
 

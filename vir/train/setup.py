@@ -61,6 +61,11 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
             f"--batch {recipe.batch} gives each process {recipe.batch // parts} images at a time: mixup and cutmix "
             "need an even number. Change --batch, or turn them off with --mixup 0 --cutmix 0."
         )
+    if recipe.augment == "device" and (recipe.randaugment or recipe.erasing or recipe.colour_jitter):
+        raise CannotTrain(
+            "--augment device draws crops and flips alone: this recipe has RandAugment, erasing or colour jitter as "
+            "well. Leave --augment workers."
+        )
     return images // recipe.batch
 
 
