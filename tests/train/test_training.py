@@ -115,6 +115,7 @@ def saves_since(out: Path, seen: set[int]) -> set[int]:
 
 
 def test_two_processes_are_one_with_the_double_batch(data: Path, tmp_path: Path) -> None:
+    """On the CPU, by gloo; they save in the middle of an epoch as well."""
     recipe = "replace(PLAIN, epochs=2)"
     script = SCRIPT.format(tests=str(Path(__file__).parent)).replace("SMALL, SILENT", "PLAIN, SILENT")
     script = script.replace("train(SMALL", f"from dataclasses import replace\ntrain({recipe}")

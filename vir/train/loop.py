@@ -155,10 +155,11 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.accelerator.unwrap_model(self.model), step=done)
             if at.step % CHECKED_STEPS == 0 or at.step == self.steps:
-                self._take(sums, CHECKED_STEPS if at.step % CHECKED_STEPS == 0 else at.step % CHECKED_STEPS)
+                due = time.monotonic() - saved > 60 * self.place.save_minutes
+                due = self._take(sums, at.step % CHECKED_STEPS or CHECKED_STEPS, due)
                 images = (at.step - first) * self.recipe.batch
                 self.told.step(done, f"epoch {at.epoch + 1}", self._state(images / (time.monotonic() - began)))
-                if time.monotonic() - saved > 60 * self.place.save_minutes and self.share.processes == 1:
+                if due and at.step < self.steps:
                     self._save()
                     saved = time.monotonic()
         seconds = time.monotonic() - began
@@ -207,9 +208,13 @@ class Trainer:
                 "--most-unreadable."
             )
 
-    def _take(self, sums: Tensor, steps: int) -> None:
-        """Add what the last steps of all processes gave to the epoch; stop if it is not a number."""
-        loss, right = self.accelerator.reduce(sums.clone(), "sum").tolist()
+    def _take(self, sums: Tensor, steps: int, due: bool) -> bool:
+        """Add what the last steps of all processes gave to the epoch; stop if it is not a number.
+
+        Returns whether a save is due, which the processes must agree upon: the first one's clock counts.
+        """
+        mine = torch.cat([sums, sums.new_tensor([float(due and self.main)])])
+        loss, right, anyone = self.accelerator.reduce(mine, "sum").tolist()
         sums.zero_()
         if not math.isfinite(loss):
             kept = self.place.out / FILE
@@ -221,6 +226,7 @@ class Trainer:
         self.standing.loss += loss
         self.standing.right += right
         self.standing.seen += steps * self.recipe.batch
+        return anyone > 0
 
     def _state(self, speed: float) -> str:
         at = self.standing
