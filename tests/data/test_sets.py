@@ -69,6 +69,14 @@ def test_a_tar_file_of_class_folders(split: Path, tmp_path: Path) -> None:
     assert not any(b.unreadable for b in batches)
 
 
+def test_more_than_png_and_jpeg(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    for extension in ("webp", "tiff", "bmp", "gif", "jpg", "png"):
+        Image.new("RGB", (9, 9), (7, 7, 7)).save(tmp_path / "cats" / f"a.{extension}")
+    (tmp_path / "cats" / "notes.txt").write_text("no image")
+    assert len(open_images(tmp_path, ("cats",))) == 6
+
+
 def test_mistakes_are_answered_in_words(tmp_path: Path) -> None:
     with pytest.raises(NoImages, match="does not exist"):
         open_sets(tmp_path / "nowhere")

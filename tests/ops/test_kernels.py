@@ -130,10 +130,13 @@ def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPa
     check(run, case_2d((7, 5), True, 16, 16), torch.float32, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("few", [0, 1, 9])
 @pytest.mark.parametrize(("grid", "tile"), [((9, 10), Tile(4, 4, 4, 4, 1)), pytest.param((30, 50), None, marks=MORE)])
-def test_2d_corners_of_several_tile_rows(
-    grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
+def test_2d_corners_added_up_before_and_where_they_are_seen(
+    few: int, grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(launch, "FEW_ROWS", few)
+    launch._grid_steps.cache_clear()
     if tile is not None:
         monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from timm.data import create_reader, get_img_extensions
+from timm.data import add_img_extensions, create_reader, get_img_extensions
 
 Split = Literal["train", "val"]
 FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
+EXTENSIONS = (".webp", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".avif")  # besides timm's PNG and JPEG
 HELD_OUT = 10  # one image in so many is kept for validation where the data has no split of its own
 
 
@@ -95,6 +96,7 @@ def _open(root: Path, classes: Sequence[str] | None) -> LabelledImages:
     numbers = None if classes is None else {c: i for i, c in enumerate(classes)}
     if root.is_file() and root.suffix != ".tar":
         raise NoImages(f"{root} is a file, expected a folder of class folders or a .tar of them.")
+    add_img_extensions(EXTENSIONS)
     try:
         reader = create_reader("", root=str(root), class_map=numbers)
     except RuntimeError:

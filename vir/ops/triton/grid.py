@@ -2,8 +2,8 @@
 
 What a tile sees is the sum of its own patches, of those above it in the same tile column, of those left of it in the
 same tile row (all by weighted products with blocks of HEIGHT rows, as wide as a tile), and of everything above and left
-of both: one state at its corner. The corners of the whole grid are made first, by `tile_row_states` along the rows and
-`join_tile_rows` down the columns; a grid of a single row or column of tiles has none.
+of both: one state at its corner. `tile_row_states` makes each tile row's part of all corners first; a tile adds up
+those of CORNERS rows, or takes one where `join_tile_rows` has added them. Grids of one row or column of tiles have none.
 
 BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
 The class token sees all patches from one row under the last; turned, it is seen by all of them.
@@ -62,6 +62,23 @@ def grid(
 
 
 @triton.jit
+def corner(
+    corner_ptr, lg, tile_x, tile_y, tiles_x,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, CORNERS: tl.constexpr,
+):  # fmt: skip
+    """The state at a tile's corner: the sum over so many tile rows above it, or over the nearest if they are joined."""
+    dk, dv = tl.arange(0, BK), tl.arange(0, BV)
+    state = tl.zeros([BK, BV], tl.float32)
+    for above in tl.static_range(0, CORNERS):
+        row = tile_y - 1 - above
+        at = tl.cast(row * (tiles_x - 1) + tile_x - 1, tl.int64) * DK * DV
+        ok = (dk < tl.where(row >= 0, DK, 0))[:, None] & (dv < DV)[None, :]
+        part = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
+        state += part * power(lg, above * ROWS)
+    return state
+
+
+@triton.jit
 def fading(lg, steps):
     """gamma^steps, and nothing of what lies ahead."""
     return tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0)
@@ -90,11 +107,9 @@ def tile(
     ok = (first_x + x < cols) & (first_y + y < rows)
     q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
     out = tl.zeros([ROWS * COLS, BV], tl.float32)
-    if CORNERS and (tile_x > 0) & (tile_y > 0):
-        at = tl.cast((tile_y - 1) * (tiles_x - 1) + tile_x - 1, tl.int64) * DK * DV
-        ok_corner = state_mask(dk, dv, DK, DV)
-        corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok_corner, other=0.0).to(tl.float32)
-        seen_there = product(q, operand(corner, OPERAND, PRECISION), PRECISION)
+    if CORNERS > 0 and (tile_x > 0) & (tile_y > 0):
+        state = corner(corner_ptr, lg, tile_x, tile_y, tiles_x, DK, DV, BK, BV, ROWS, CORNERS)
+        seen_there = product(q, operand(state, OPERAND, PRECISION), PRECISION)
         out = seen_there * (power(lg, x + y + 2) * scale)[:, None]
     inside = turn * (g * cols + f)
     weights = tl.zeros([ROWS * COLS, HEIGHT * COLS], tl.float32)
@@ -156,12 +171,10 @@ def class_token(
             values = load_rows(v_ptr, token * v_n, ok, dv, DV, tl.float32)
             scores = tl.sum(keys * q[None, :], 1) * power(lg, tl.maximum(cols - 1 - x + rows - y, 0))
             out += tl.sum(scores[:, None] * values, 0)
-        if CORNERS:
-            at = tl.cast(last_x * last_y - 1, tl.int64) * DK * DV
-            ok = state_mask(dk, dv, DK, DV)
-            corner = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
+        if CORNERS > 0:
+            state = corner(corner_ptr, lg, last_x, last_y, last_x + 1, DK, DV, BK, BV, ROWS, CORNERS)
             steps = cols - last_x * COLS + rows - last_y * ROWS + 1
-            out += tl.sum(q[:, None] * corner, 0) * power(lg, steps)
+            out += tl.sum(q[:, None] * state, 0) * power(lg, steps)
     tl.store(out_ptr + patches * out_n + dv, (out * scale).to(out_ptr.dtype.element_ty), mask=dv < DV)
 
 

@@ -29,6 +29,7 @@ from vir.ops.triton.settings import (
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
 JOIN: Schedule = (4, 3, None)
+FEW_ROWS = 3  # of tiles: their states are added where they are seen, without a launch in between
 Strides = tuple[int, ...]
 _once_per_shape = lru_cache(maxsize=4096)
 
@@ -369,7 +370,9 @@ def _grid_steps(
 ) -> GridSteps:
     b, n, h, dk = shape
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
-    corners = tiles_x > 1 and tiles_y > 1
+    above = tiles_y - 1
+    joined = above > FEW_ROWS
+    corners = 0 if tiles_x == 1 else 1 if joined else above
     class_token = n > rows * cols
     shared = {"ROWS": tile.rows, "COLS": tile.cols, "BACK": back}
     tiles = _step(
@@ -377,15 +380,15 @@ def _grid_steps(
         (rows, cols, h, scale), dk, dv, dtype, tile.schedule,
         **shared, HEIGHT=tile.height, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
     )  # fmt: skip
-    if not corners:
+    if corners == 0:
         return GridSteps(None, None, None, tiles)
     by_row = _step(
-        kernels_2d.tile_row_states, (tiles_y - 1, b * h), [k[:3], v[:3]], (rows, cols, tiles_x - 1, h),
+        kernels_2d.tile_row_states, (above, b * h), [k[:3], v[:3]], (rows, cols, tiles_x - 1, h),
         dk, dv, dtype, (4, tile.stages, None), **shared,
     )  # fmt: skip
     join = None
-    if tiles_y > 2:
+    if joined:
         width, part = (tiles_x - 1) * dk * dv, 1024
         grid, constants = (-(-width // part), b * h), {"ROWS": tile.rows, "PART": part}
-        join = Step(kernels_2d.join_tile_rows, grid, (tiles_y - 1, width, h), constants, JOIN)
-    return GridSteps((b, h, tiles_y - 1, tiles_x - 1, dk, dv), by_row, join, tiles)
+        join = Step(kernels_2d.join_tile_rows, grid, (above, width, h), constants, JOIN)
+    return GridSteps((b, h, above, tiles_x - 1, dk, dv), by_row, join, tiles)
