@@ -12,7 +12,11 @@ from rich.table import Table
 from vir.cli.shared import console, fail
 
 Data = Annotated[
-    str, typer.Option("--data", help="A folder with train/ and val/ or of class folders, a .tar of them, or hfds/NAME.")
+    str,
+    typer.Option(
+        "--data",
+        help="A folder with train/ and val/ or of class folders, a .tar of them, wds/FOLDER of shards, or hfds/NAME.",
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.")]
 Epochs = Annotated[int | None, typer.Option(help="Times that every image is seen.", min=1)]
@@ -179,10 +183,11 @@ def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
 def _tell_plan(recipe: Any, run: Any) -> None:
     from vir.data.loading import Share
     from vir.data.sets import open_sets
+    from vir.data.streams import PREFIX, open_streams
     from vir.train.plan import cost
     from vir.train.setup import check_batch
 
-    sets = open_sets(run.data)
+    sets: Any = open_streams(run.data) if run.data.startswith(PREFIX) else open_sets(run.data)
     train_set, val_set = sets["train"], sets["val"]
     steps = check_batch(recipe, len(train_set), Share(parts=recipe.accumulate))
     whole = cost(recipe, len(train_set.classes), len(train_set), 1)

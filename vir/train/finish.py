@@ -6,6 +6,7 @@ from pathlib import Path
 from vir.checkpoint import Card, load_model
 from vir.data.images import open_image
 from vir.data.sets import open_sets
+from vir.data.streams import PREFIX
 from vir.evaluate.classification import judge_set
 from vir.predict import best_device
 from vir.train import report
@@ -17,6 +18,8 @@ def finish(run: Run, card: Card) -> Iterator[Path]:
     curves, confusion, mistakes = (run.out / name for name in ("curves.png", "confusion.png", "mistakes.png"))
     report.curves(run.out / "log.csv", curves)
     yield curves
+    if run.data.startswith(PREFIX):  # a stream has no files to show
+        return
     model, _ = load_model(run.out / "best.safetensors", best_device())
     images = open_sets(run.data, card.classes)["val"]
     verdict = judge_set(model, card, images, workers=run.workers, device=best_device())

@@ -24,6 +24,7 @@ from vir.checkpoint import Card, load_model, save_model
 from vir.data.held import Augment, held_batches, hold, on_device
 from vir.data.loading import Batch, Examples, Share, judging_batches, seed_from, seeded, training_batches
 from vir.data.sets import Split, open_sets
+from vir.data.streams import PREFIX, StreamedImages, open_streams, streamed_batches, streamed_judging
 from vir.evaluate.classification import Judgement, judge
 from vir.train.logs import Log, Told
 from vir.train.recipes import Recipe
@@ -58,7 +59,8 @@ class Trainer:
         self.accelerator = Accelerator(mixed_precision=precision(recipe))
         self.main = self.accelerator.is_main_process
         self.device = self.accelerator.device
-        self.sets = open_sets(run.data)
+        self.sets: Any = open_streams(run.data) if run.data.startswith(PREFIX) else open_sets(run.data)
+        self.streamed = isinstance(self.sets["train"], StreamedImages)
         self.share = Share(self.accelerator.process_index, self.accelerator.num_processes, recipe.accumulate)
         self.steps = check_batch(recipe, len(self.sets["train"]), self.share)
         model, self.card = build(recipe, run, self.sets["train"])
@@ -117,6 +119,11 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         place = self.recipe.batch, self.epochs, self.share
         first = self.standing.epoch, self.standing.step
+        if self.streamed:
+            transform = training_transform(self.recipe, self.card)
+            return streamed_batches(
+                self.sets["train"], transform, self.recipe.seed, *place, self.place.workers, *first
+            )  # fmt: skip
         if self.recipe.augment == "workers":
             return training_batches(self._examples("train"), *place, self.place.workers, *first)
         held = hold(self.sets["train"], self.recipe.size, self.place.workers, self.device)
@@ -238,7 +245,7 @@ class Trainer:
         model = self.average.module if self.average is not None else self.accelerator.unwrap_model(self.model)
         with self.accelerator.autocast():
             mine = judge(model, self._judged(), len(self.card.classes), self.device)
-        if self.share.processes > 1:
+        if self.share.processes > 1 and not self.streamed:
             sums = torch.tensor([mine.loss, mine.in_five], dtype=torch.float64, device=self.device)
             loss, in_five = self.accelerator.reduce(sums, "sum").tolist()
             counts = self.accelerator.reduce(mine.counts.to(self.device), "sum").cpu()
@@ -250,6 +257,8 @@ class Trainer:
         if self.held is not None:
             return self.held
         batch = max(1, self.recipe.batch // (self.share.processes * self.share.parts))
+        if self.streamed:
+            return streamed_judging(self.sets["val"], create_transform(**self.card.preprocessing()), batch)
         batches = judging_batches(self._examples("val"), batch, self.share, self.place.workers)
         if self.recipe.augment == "device":
             self.held = on_device(list(batches), self.device)

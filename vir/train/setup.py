@@ -13,6 +13,7 @@ from vir.bench.measure import provenance
 from vir.checkpoint import Card, load_model
 from vir.data.loading import Share
 from vir.data.sets import LabelledImages
+from vir.data.streams import StreamedImages
 from vir.layers.retention import stretch_decay
 from vir.train.recipes import Decay, Recipe
 
@@ -69,7 +70,7 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
     return images // recipe.batch
 
 
-def build(recipe: Recipe, run: Run, images: LabelledImages) -> tuple[Any, Card]:
+def build(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> tuple[Any, Card]:
     """The model to train, fresh or from trained weights, and the card that its checkpoints carry."""
     torch.manual_seed(recipe.seed)
     args, stretch = dict(recipe.model_args), 1.0

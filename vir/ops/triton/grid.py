@@ -3,7 +3,7 @@
 What a tile sees is the sum of its own patches, of those above it in the same tile column, of those left of it in the
 same tile row (all by weighted products with blocks of HEIGHT rows, as wide as a tile), and of everything above and left
 of both: one state at its corner. `tile_row_states` makes each tile row's part of all corners first; a tile adds up
-those of CORNERS rows, or takes one where `join_tile_rows` has added them. Grids of one row or column of tiles have none.
+those of CORNERS rows, or takes one where `join_tile_rows` has added them. One row or column of tiles has none.
 
 BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
 The class token sees all patches from one row under the last; turned, it is seen by all of them.
