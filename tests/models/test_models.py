@@ -8,7 +8,7 @@ from torch import nn
 
 from vir import ops
 from vir.layers.blocks import ABLATIONS
-from vir.layers.retention import FORMS, MultiHeadRetention
+from vir.layers.retention import FORMS, MultiHeadRetention, Retention, stretch_decay
 
 SIZES = [(64, 64), (48, 80), (33, 71), (16, 16), (7, 130)]
 
@@ -241,3 +241,19 @@ def test_the_decay_is_constant_and_not_in_the_checkpoint() -> None:
     model = small("hvir_tiny")
     assert not [name for name in model.state_dict() if "gamma" in name and ".ls" not in name]
     assert ops.decay(4).requires_grad is False
+
+
+@pytest.mark.parametrize("retention", ["1d", "2d"])
+def test_a_stretched_decay_is_its_power(retention: Retention) -> None:
+    """On a grid of twice the side, half the power of gamma fades as much over the same pixels."""
+    layer = MultiHeadRetention(48, 3, retention).eval()
+    x = torch.randn(2, 12, 48)
+    before = layer(x, (3, 4))
+    stretch_decay(layer, 0.5)
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 3, 16)).unbind(2)
+    gamma = ops.decay(3) ** 0.5
+    out = ops.retention_1d(q, k, v, gamma) if retention == "1d" else ops.retention_2d(q, k, v, gamma, (3, 4))
+    assert torch.allclose(layer(x, (3, 4)), layer.proj(layer.norm(out.flatten(2))), atol=1e-6)
+    assert not torch.allclose(layer(x, (3, 4)), before, atol=1e-4)
+    with pytest.raises(ValueError, match="above 0"):
+        stretch_decay(layer, 0.0)

@@ -46,6 +46,8 @@ def test_the_accuracy_told_after_training_is_the_one_that_evaluate_tells(trained
     said = told(["evaluate", str(trained), "--data", str(data), "--workers", "0"])
     assert float(re.search(r"top-1 ([\d.]+) %", said).group(1)) == pytest.approx(card["metrics"]["top1"], abs=0.005)
     assert "on 16 images" in said
+    larger = ["--size", "64", "--decay", "rescale", "--workers", "0"]
+    assert "at 64 px" in told(["evaluate", str(trained), "--data", str(data), *larger])
 
 
 def test_predict_answers_and_names_what_it_cannot_read(trained: Path, data: Path, tmp_path: Path) -> None:

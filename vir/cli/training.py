@@ -19,6 +19,9 @@ Data = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.")]
+Decay = Annotated[
+    Literal["keep", "rescale"], typer.Option(help="At another size: keep the decay, or what it sees in pixels.")
+]
 Epochs = Annotated[int | None, typer.Option(help="Times that every image is seen.", min=1)]
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Images of a step, over all processes.", min=1)]
 Rate = Annotated[float | None, typer.Option("--lr", help="Highest learning rate.", min=0)]
@@ -100,9 +103,7 @@ def finetune(
     data: Data = "data",
     out: Out = Path("runs/finetune"),
     recipe: Annotated[str | None, typer.Option(help="Name of a recipe; defaults suit most.")] = None,
-    decay: Annotated[
-        Literal["keep", "rescale"], typer.Option(help="At another size: keep the decay, or what it sees in pixels.")
-    ] = "keep",
+    decay: Decay = "keep",
     epochs: Epochs = None,
     batch: BatchSize = None,
     lr: Rate = None,
@@ -223,6 +224,7 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="The .safetensors file of a trained model.")],
     data: Data = "data",
     size: Size = None,
+    decay: Decay = "keep",
     batch: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 64,
     workers: Workers = 4,
     out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
@@ -231,6 +233,7 @@ def evaluate(
     from vir.checkpoint import BadCheckpoint, load_model
     from vir.data.sets import NoImages, open_images
     from vir.evaluate.classification import judge_set
+    from vir.layers.retention import stretch_decay
     from vir.predict import best_device
 
     try:
@@ -238,6 +241,8 @@ def evaluate(
         images = open_images(data, card.classes)
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
+    if decay == "rescale":
+        stretch_decay(model, card.stretch * card.size / (size or card.size))
     with console.status("judging"):
         verdict = judge_set(model, card, images, size, batch, workers, best_device())
     metrics = verdict.metrics()
