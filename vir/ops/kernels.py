@@ -45,7 +45,7 @@ def sequence(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
 ) -> tuple[Tensor, Tensor]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
-    run = _way(operators.sequence, operators.sequence_now, operators.Sequence.apply, q, k, v, state)
+    run = _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state)
     done = [run(q, k, v, gamma.float(), scale, state, final, dtype) for q, k, v, state in _launches(q, k, v, state)]
     return _joined([out for out, _ in done]), _joined([end for _, end in done])
 
@@ -54,7 +54,7 @@ def grid(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
-    run = _way(operators.grid, operators.grid_now, operators.Grid.apply, q, k, v)
+    run = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v)
     return _joined([run(q, k, v, gamma.float(), scale, rows, cols, dtype) for q, k, v, _ in _launches(q, k, v, None)])
 
 

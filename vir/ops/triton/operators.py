@@ -4,6 +4,7 @@ Retention is linear in q, in k and in v, so its backward pass is the same map: d
 dv are retention from the last token to the first of (v, grad, q) and (k, q, grad).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,24 @@ from vir.ops.triton import launch
 def traced(x: Tensor | None) -> bool:
     """Whether PyTorch looks on and must find registered operators; else kernels start at once, which is much faster."""
     return type(x) is not Tensor or torch.compiler.is_compiling()
+
+
+def differentiable(now: Callable, saves: Callable, gradients: Callable) -> Callable:
+    """An operator with its gradients, where nothing is traced."""
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = now(*inputs)
+            saves(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return gradients(ctx, *grads)
+
+    return Eager.apply
 
 
 def sequence_now(
@@ -79,19 +98,7 @@ def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple:
 sequence.register_autograd(_sequence_gradients, setup_context=_sequence_saves)
 
 
-class Sequence(torch.autograd.Function):
-    """`sequence` where nothing is traced."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = sequence_now(*inputs)
-        _sequence_saves(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _sequence_gradients(ctx, *grads)
+sequence_eager = differentiable(sequence_now, _sequence_saves, _sequence_gradients)
 
 
 def grid_now(
@@ -139,19 +146,7 @@ def _grid_gradients(ctx: Any, grad: Tensor) -> tuple:
 grid.register_autograd(_grid_gradients, setup_context=_grid_saves)
 
 
-class Grid(torch.autograd.Function):
-    """`grid` where nothing is traced."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = grid_now(*inputs)
-        _grid_saves(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _grid_gradients(ctx, *grads)
+grid_eager = differentiable(grid_now, _grid_saves, _grid_gradients)
 
 
 @torch.library.custom_op("vir::column_states", mutates_args=())
