@@ -8,7 +8,7 @@ from torch import nn
 
 from vir import ops
 from vir.layers.blocks import ABLATIONS
-from vir.layers.retention import FORMS, MultiHeadRetention, Retention, stretch_decay
+from vir.layers.retention import FORMS, MultiHeadRetention, Retention, scaled_linear, stretch_decay
 
 SIZES = [(64, 64), (48, 80), (33, 71), (16, 16), (7, 130)]
 
@@ -257,3 +257,17 @@ def test_a_stretched_decay_is_its_power(retention: Retention) -> None:
     assert not torch.allclose(layer(x, (3, 4)), before, atol=1e-4)
     with pytest.raises(ValueError, match="above 0"):
         stretch_decay(layer, 0.0)
+
+
+@pytest.mark.parametrize("tokens", [3, 100])
+def test_scaled_weights_are_a_scaled_result(tokens: int) -> None:
+    """With many tokens the weights of a layer are scaled, with few its result: the same numbers and gradients."""
+    linear, scale = nn.Linear(8, 6).double(), torch.randn(6, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, tokens, 8, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, tokens, 6, dtype=torch.float64)
+    inputs = (x, scale, linear.weight, linear.bias)
+    out, want = scaled_linear(linear, x, scale), linear(x) * scale
+    assert torch.allclose(out, want, atol=1e-12)
+    for a, b in zip(torch.autograd.grad(out, inputs, weights), torch.autograd.grad(want, inputs, weights), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+    assert torch.equal(scaled_linear(linear, x, None), linear(x))

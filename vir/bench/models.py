@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vir.bench.gpu import peak_gpu_memory, time_on_gpu
 from vir.bench.measure import timing
 from vir.layers.patches import Grid
-from vir.layers.retention import MultiHeadRetention, set_form
+from vir.layers.retention import MultiHeadRetention, scaled_linear, set_form
 
 Mode = Literal["inference", "training"]
 PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often
@@ -59,8 +59,8 @@ class WithoutMixing(nn.Module):
         super().__init__()
         self.qkv, self.proj = layer.qkv, layer.proj
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        return self.proj(self.qkv(x).chunk(3, -1)[2])
+    def forward(self, x: Tensor, grid: Grid, layer_scale: Tensor | None = None) -> Tensor:
+        return scaled_linear(self.proj, self.qkv(x).chunk(3, -1)[2], layer_scale)
 
 
 def ceiling(model: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from vir.layers.patches import Grid
-from vir.layers.retention import MultiHeadRetention, Retention
+from vir.layers.retention import MultiHeadRetention, Retention, scaled_linear
 
 SLICE_TOKENS = 2048
 
@@ -35,14 +35,17 @@ class SlicedMlp(Mlp):
     Its wide hidden layer would else set the peak memory of the model, and leave the cache.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        forward = super().forward
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         parts = ceil(x.shape[0] * x.shape[1] / SLICE_TOKENS)
         whole = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
         if whole or parts == 1 or x.device.type != "cpu":
-            return forward(x)
+            return self._scaled(x, scale)
         dim = 0 if x.shape[0] >= parts else 1
-        return torch.cat([forward(part) for part in x.tensor_split(parts, dim)], dim)
+        return torch.cat([self._scaled(part, scale) for part in x.tensor_split(parts, dim)], dim)
+
+    def _scaled(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        hidden = self.norm(self.drop1(self.act(self.fc1(x))))
+        return self.drop2(scaled_linear(self.fc2, hidden, scale))  # type: ignore[arg-type]
 
 
 class RetentionBlock(nn.Module):
@@ -80,10 +83,5 @@ class RetentionBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        x = _add(x, self.drop_path1(self.retention(self.norm1(x), grid)), self.ls1)
-        return _add(x, self.drop_path2(self.mlp(self.norm2(x))), self.ls2)
-
-
-def _add(x: Tensor, branch: Tensor, scale: nn.Module) -> Tensor:
-    """x + scale(branch), in one pass over memory."""
-    return torch.addcmul(x, branch, scale.gamma) if isinstance(scale, LayerScale) else x + branch
+        x = x + self.drop_path1(self.retention(self.norm1(x), grid, getattr(self.ls1, "gamma", None)))
+        return x + self.drop_path2(self.mlp(self.norm2(x), getattr(self.ls2, "gamma", None)))

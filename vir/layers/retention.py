@@ -13,6 +13,7 @@ from vir.ops.checks import check_chunk, check_form
 from vir.ops.decay import DecayKind
 
 Retention = Literal["1d", "2d"]
+MANY_TOKENS = 4  # for each input channel of a linear layer
 FORMS = {"1d": ops.FORMS_1D, "2d": ops.FORMS_2D}
 
 
@@ -25,6 +26,18 @@ class HeadsNorm(nn.LayerNorm):
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
+
+
+def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None) -> Tensor:
+    """scale * linear(x). Where there are many tokens the weights are scaled instead: there is less of them, and the
+    gradient of the scale is then a sum over weights, not over tokens."""
+    if scale is None:
+        return linear(x)
+    few = x.shape[0] * x.shape[1] < MANY_TOKENS * linear.in_features
+    if torch.compiler.is_compiling() or few or type(linear) is not nn.Linear:  # compilers fuse it by themselves
+        return linear(x) * scale
+    bias = None if linear.bias is None else linear.bias * scale
+    return F.linear(x, linear.weight * scale[:, None], bias)
 
 
 _KEPT: dict[tuple[int, DecayKind, float, torch.device], Tensor] = {}
@@ -86,7 +99,7 @@ class MultiHeadRetention(nn.Module):
         check_chunk("set_form", chunk)
         self.form, self.chunk = form, chunk
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, layer_scale: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)  # b n h d
         scale = None
         if self.scaled == "key":
@@ -101,7 +114,7 @@ class MultiHeadRetention(nn.Module):
         out = self.norm(out.flatten(2)).to(x.dtype)
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out
-        return self.proj(out)
+        return scaled_linear(self.proj, out, layer_scale)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, retention={self.retention}, form={self.form}, chunk={self.chunk}"
