@@ -140,6 +140,7 @@ def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
     try:
         call = prepare(make, nothing.size, nothing.batch, nothing.compiled)
         call()
+        torch.cuda.synchronize()
         start = perf_counter()
         peak = peak_gpu_memory(call)
         time = timing([perf_counter() - start])
