@@ -29,6 +29,7 @@ SMALL = Recipe(
     "vir_tiny_patch16_224", {"patch_size": 8, "depth": 2, "embed_dim": 48}, size=24, epochs=3, batch=12,
     warmup_epochs=1, lr=3e-3, ema=0.9, mixup=0.2, cutmix=0.2, erasing=0.2, colour_jitter=0.2, drop_path=0.1,
 )  # fmt: skip
+LONG = replace(SMALL, epochs=8)  # there is time to kill it in the middle
 PLAIN = replace(SMALL, mixup=0.0, cutmix=0.0, drop_path=0.0, ema=None, erasing=0.0)
 SILENT = Console(quiet=True)
 
@@ -70,9 +71,9 @@ import sys, torch
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
-from test_training import SMALL, SILENT, run_in
+from test_training import LONG, SILENT, run_in
 from vir.train.loop import train
-train(SMALL, run_in(Path(sys.argv[1]), Path(sys.argv[2]), save_minutes=0.0), SILENT)
+train(LONG, run_in(Path(sys.argv[1]), Path(sys.argv[2]), save_minutes=0.0), SILENT)
 """
 
 
@@ -95,8 +96,8 @@ def test_a_killed_run_ends_with_the_same_bits(data: Path, tmp_path: Path, monkey
                 break
             time.sleep(0.005)
         assert process.wait() == -signal.SIGKILL, "the run must still be in the middle when it is killed"
-    train(SMALL, run_in(data, broken, save_minutes=0.0), SILENT)
-    train(SMALL, run_in(data, whole, save_minutes=0.0), SILENT)
+    train(LONG, run_in(data, broken, save_minutes=0.0), SILENT)
+    train(LONG, run_in(data, whole, save_minutes=0.0), SILENT)
     torch.set_num_threads(threads)
     for name in ("state", "last", "best"):
         a, b = (load_file(folder / f"{name}.safetensors") for folder in (whole, broken))
@@ -117,8 +118,8 @@ def saves_since(out: Path, seen: set[int]) -> set[int]:
 def test_two_processes_are_one_with_the_double_batch(data: Path, tmp_path: Path) -> None:
     """On the CPU, by gloo; they save in the middle of an epoch as well."""
     recipe = "replace(PLAIN, epochs=2)"
-    script = SCRIPT.format(tests=str(Path(__file__).parent)).replace("SMALL, SILENT", "PLAIN, SILENT")
-    script = script.replace("train(SMALL", f"from dataclasses import replace\ntrain({recipe}")
+    script = SCRIPT.format(tests=str(Path(__file__).parent)).replace("LONG, SILENT", "PLAIN, SILENT")
+    script = script.replace("train(LONG", f"from dataclasses import replace\ntrain({recipe}")
     file = tmp_path / "run.py"
     file.write_text(script)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
