@@ -121,3 +121,10 @@ def load_model(file: Path | str, device: str | torch.device = "cpu") -> tuple[nn
     except RuntimeError as error:
         raise BadCheckpoint(f"{file}: the weights do not fit {card.model} ({error}).") from None
     return model.to(device).eval(), card
+
+
+def halve(file: Path | str, out: Path | str) -> None:
+    """A copy with its numbers in fp16, at half the size, to ship; `load_model` computes with them in float32."""
+    weights, header = read(Path(file))
+    card = Card.from_dict(header)
+    save_model({name: x.half() if x.is_floating_point() else x for name, x in weights.items()}, card, Path(out))
