@@ -105,7 +105,6 @@ def walk_back(
     steps = i[:, None] - i[None, :]  # i counts from the end as well
     mask = tl.where(steps >= 0, power(lg, steps), 0.0) * scale
     xi = power(lg, i)
-    zeta, fade = power(lg, CHUNK - i) * scale, tl.exp2(lg * CHUNK)
     state = tl.zeros([BK, BV], tl.float32)
     if START:
         offsets = state_offsets(dk, dv, DV, 1)
@@ -125,9 +124,8 @@ def walk_back(
         scores = product(k, tl.trans(q), PRECISION) * mask
         grad_v += product(operand(scores, OPERAND, PRECISION), grad, PRECISION)
         store_rows(dv_ptr, -i * dv_n, ok, dv, DV, grad_v)
-        if END:
-            size = tl.minimum(CHUNK, count - done)
-            zeta, fade = power(lg, tl.maximum(size - i, 0)) * scale, power(lg, size)
+        size = tl.minimum(CHUNK, count - done)  # computed anew, because registers are scarce here
+        zeta, fade = power(lg, tl.maximum(size - i, 0)) * scale, power(lg, size)
         state = state * fade + product(tl.trans(scaled(q, zeta, OPERAND, PRECISION)), grad, PRECISION)
         q_ptr -= CHUNK * q_n
         k_ptr -= CHUNK * k_n
