@@ -1,7 +1,10 @@
 """vir train, finetune, evaluate, predict as a user types them."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,25 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(data: Path, tmp_path: Path)
     for words in ("16 to learn from", "2: black, white", "1 epochs of 2 steps of 8 images", "PFLOP", "GB"):
         assert words in said
     assert not out.exists()
+
+
+def test_of_several_processes_one_speaks(data: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vir"]
+    arguments = ["train", "--data", str(data), "--out", str(tmp_path), *SMALL]
+    run = subprocess.run(
+        [*launch, *arguments], capture_output=True, text=True, env=os.environ | {"ACCELERATE_USE_CPU": "1"}
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("best:") == run.stdout.count("curves.png") == 1
+
+
+def test_restart_forgets_the_run_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    arguments = ["train", "--data", str(data), "--out", str(tmp_path), *SMALL]
+    told(arguments)
+    assert "other settings (lr)" in told([*arguments, "--lr", "0.01"], code=2)
+    assert "going on" not in told([*arguments, "--lr", "0.01", "--restart"])
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_the_recipes_are_listed() -> None:

@@ -1,7 +1,6 @@
 """vir train, finetune, evaluate, predict."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ Data = Annotated[
     str,
     typer.Option(
         "--data",
-        help="A folder with train/ and val/ or of class folders, a .tar of them, wds/FOLDER of shards, or hfds/NAME.",
+        help="A folder with train/ and val/ or of class folders, a .tar of them, or wds/FOLDER of shards.",
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.")]
@@ -156,6 +155,7 @@ def _changed(recipe: Any, changes: dict[str, Any]) -> Any:
 
 def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
     import timm
+    from accelerate import PartialState
 
     from vir.checkpoint import BadCheckpoint
     from vir.data.images import UnreadableImage
@@ -163,16 +163,19 @@ def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
     from vir.train.finish import finish
     from vir.train.loop import train as start
     from vir.train.setup import CannotTrain
+    from vir.train.state import forget
 
     if not timm.is_model(recipe.model):
         near = ", ".join(timm.list_models(f"{recipe.model[:4]}*")[:8]) or "those that `vir models` lists"
         fail(f"no model {recipe.model!r}: expected a name that timm knows, such as {near}.")
-    if restart and run.out.exists() and not dry_run:
-        shutil.rmtree(run.out)
+    if restart and not dry_run:
+        forget(run.out)
     try:
         if dry_run:
             return _tell_plan(recipe, run)
         card = start(recipe, run, console)
+        if not PartialState().is_main_process:
+            return
         for made in finish(run, card):
             console.print(f"written: {made}", highlight=False)
     except (CannotTrain, NoImages, BadCheckpoint, UnreadableImage) as error:

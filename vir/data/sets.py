@@ -1,4 +1,4 @@
-"""Sets of labelled images: a folder per class, a tar file of such folders, and what timm reads by its names."""
+"""Sets of labelled images: a folder per class, and a tar file of such folders."""
 
 import os
 import zlib
@@ -52,12 +52,9 @@ class LabelledImages:
 def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Split, LabelledImages]:
     """The images to learn from and those to judge by, with the same numbers for the same classes.
 
-    `data` is a folder with train/ and val/, a folder or tar file of class folders alone, or a dataset of the Hugging
-    Face hub as timm names it, such as hfds/uoft-cs/cifar10. Given classes fix the numbers, as a checkpoint needs it.
+    `data` is a folder with train/ and val/, or a folder or tar file of class folders alone. Given classes fix the
+    numbers, as a checkpoint needs it.
     """
-    name = str(data)
-    if name.startswith("hfds/"):
-        return {split: _from_hub(name, split, classes) for split in FOLDERS}
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
@@ -70,9 +67,6 @@ def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Sp
 
 def open_images(data: str | Path, classes: Sequence[str]) -> LabelledImages:
     """The images to judge by: the val/ of a folder if it has one, else all that it holds."""
-    name = str(data)
-    if name.startswith("hfds/"):
-        return _from_hub(name, "val", classes)
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
@@ -81,15 +75,6 @@ def open_images(data: str | Path, classes: Sequence[str]) -> LabelledImages:
 
 def _find(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
-
-
-def _from_hub(name: str, split: Split, classes: Sequence[str] | None) -> LabelledImages:
-    wanted = None if classes is None else {c: i for i, c in enumerate(classes)}
-    reader = create_reader(name, root=None, split="train" if split == "train" else "validation", class_map=wanted)
-    found = getattr(reader, "class_to_idx", None)
-    if not found:
-        raise NoImages(f"{name} does not tell the names of its classes, which a checkpoint needs.")
-    return LabelledImages(reader, range(len(reader)), _by_number(found))
 
 
 def _open(root: Path, classes: Sequence[str] | None) -> LabelledImages:

@@ -46,7 +46,6 @@ class Standing:
     right: float = 0.0
     seen: int = 0
     best: float = -1.0
-    unreadable: int = 0
 
 
 def train(recipe: Recipe, run: Run, console: Console) -> Card:
@@ -204,7 +203,6 @@ class Trainer:
     def _note_unreadable(self, unreadable: list[str]) -> None:
         if not unreadable:
             return
-        self.standing.unreadable += len(unreadable)
         with (self.place.out / "unreadable.txt").open("a") as out:
             out.writelines(f"{line}\n" for line in unreadable)
         limit = max(1, self.place.most_unreadable * len(self.sets["train"]))
@@ -277,7 +275,7 @@ class Trainer:
             f"epoch {at.epoch + 1}/{self.epochs}: loss {row['loss']:.3f}, validation {verdict.top1:.2f} %"
             f"{' (best)' if better else ''}, {speed:,.0f} images/s"
         )
-        self.standing = Standing(at.epoch + 1, best=max(at.best, verdict.top1), unreadable=at.unreadable)
+        self.standing = Standing(at.epoch + 1, best=max(at.best, verdict.top1))
         if self.log is not None:
             self.log.add(row)
         card = replace(self.card, metrics=verdict.metrics() | {"epoch": float(at.epoch + 1)})

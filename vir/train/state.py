@@ -62,3 +62,9 @@ def load_state(file: Path, model: nn.Module, optimizer: Optimizer, average: nn.M
     whole = {"state": state, "param_groups": header.pop("groups")}
     set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
     return header
+
+
+def forget(folder: Path) -> None:
+    """Remove what a run wrote that the next one would go on with; whatever else lies there is not ours."""
+    for name in (FILE, "log.csv", "unreadable.txt"):
+        (folder / name).unlink(missing_ok=True)
