@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vir.bench.measure import Timing, timing
 
-CACHE_BYTES = 2**28  # more than any GPU's cache: written between timed calls, so that none finds its inputs there
+CACHE_BYTES = 2**28  # more than any GPU's cache: read between timed calls, so that none finds its inputs there
 WARM_UP = 3
 
 
@@ -30,8 +30,11 @@ def recorded(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def time_on_gpu(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
-    """Seconds of each call by the GPU's own clock, in turn, each with an empty cache."""
-    cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
+    """Seconds of each call by the GPU's own clock, in turn, each with an empty cache.
+
+    It is emptied by reading: what writing leaves there would be written back on the time of the call.
+    """
+    cache = torch.zeros(CACHE_BYTES // 4, device="cuda")
     marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(WARM_UP):
@@ -41,7 +44,7 @@ def time_on_gpu(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[st
         first = turn % len(order)
         for name, call in order[first:] + order[:first]:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            cache.zero_()
+            cache.sum()
             start.record()
             call()
             end.record()

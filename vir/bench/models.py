@@ -18,6 +18,7 @@ from vir.layers.retention import MultiHeadRetention, scaled_linear, set_form
 
 Mode = Literal["inference", "training"]
 PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often
+WARM_UP = 0.3  # seconds of calls before the timed ones: a GPU that was idle runs slowly at first
 LONGEST = 4.0  # seconds of a call, foretold by the row of the smaller batch: longer ones are left out
 Size = tuple[int, int]
 SIZES = {"S": "small", "B": "base", "L": "large"}
@@ -89,14 +90,14 @@ def plain_models(kind: str, size: int, forms: bool = True) -> dict[str, Callable
     }
 
 
-def hierarchical_models(names: list[str], size: Size) -> dict[str, Callable[[], nn.Module]]:
+def hierarchical_models(names: list[str], peers: list[str], size: Size) -> dict[str, Callable[[], nn.Module]]:
     """HViR, each with its ceiling, and timm's models; a ViT at another size than its own is left out."""
     makers: dict[str, Callable[[], nn.Module]] = {}
     for name in names:
         make = partial(timm.create_model, name, retention="2d")
         makers[name] = make
         makers[f"{name} ceiling"] = lambda make=make: ceiling(make())  # type: ignore[misc]
-    for name in PEERS:
+    for name in peers:
         if size == (224, 224) or not name.startswith("vit"):
             options: dict[str, Any] = {"img_size": size} if name.startswith("swin") else {}
             makers[name] = partial(timm.create_model, name, **options)
@@ -144,6 +145,8 @@ def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
         start = perf_counter()
         peak = peak_gpu_memory(call)
         time = timing([perf_counter() - start])
+        for _ in range(min(100, int(WARM_UP / time.median))):
+            call()
         repeats = max(1, min(repeats, int(PATIENCE / time.median)))
         if repeats > 1:
             (time,) = time_on_gpu({"": call}, repeats).values()

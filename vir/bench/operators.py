@@ -73,6 +73,11 @@ def _first_of(function: Callable, *tensors: Tensor, **options: Any) -> Tensor:
     return function(*tensors, **options)[0]
 
 
+def _as_liked(name: str, *qkv: Tensor) -> tuple[Tensor, ...]:
+    """flash-linear-attention copies views before it begins: it gets whole tensors, and that time is not counted."""
+    return tuple(x.detach().contiguous().requires_grad_() for x in qkv) if name.startswith("fla") else qkv
+
+
 def contenders(side: int) -> dict[str, Contender]:
     gamma = ops.decay(HEADS, device="cuda")
     grid = side, side
@@ -103,8 +108,10 @@ def _row(side: int, batch: int, repeats: int, backward: bool, bandwidth: float) 
     if any(not error <= LARGEST_ERROR for error in errors.values()):
         return Row(side, batch, limit, {}, {}, 0.0, errors)
     with torch.no_grad():
-        forward = _times({name: partial(run, q, k, v) for name, run in runs.items()}, repeats)
-    back = _times({name: _gradients(run, q, k, v, grad) for name, run in runs.items()}, repeats) if backward else {}
+        forward = _times({name: partial(run, *_as_liked(name, q, k, v)) for name, run in runs.items()}, repeats)
+    back = {}
+    if backward:
+        back = _times({n: _gradients(run, _as_liked(n, q, k, v), grad) for n, run in runs.items()}, repeats)
     spread = max(t.spread for t in (*forward.values(), *back.values()))
     return Row(side, batch, limit, _milliseconds(forward), _milliseconds(back), spread, errors)
 
@@ -123,14 +130,14 @@ def _times(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Timin
     return time_on_gpu(graphs, repeats)
 
 
-def _gradients(run: Contender, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Callable[[], Any]:
+def _gradients(run: Contender, qkv: tuple[Tensor, ...], grad: Tensor) -> Callable[[], Any]:
     out = None
 
     def call() -> Any:
         nonlocal out
         if out is None:
-            out = run(q, k, v)
-        return torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+            out = run(*qkv)
+        return torch.autograd.grad(out, qkv, grad, retain_graph=True)
 
     return call
 

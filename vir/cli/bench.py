@@ -88,11 +88,13 @@ def bench_ops(
     chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
     names = ("attention", "best of fla", "kernel 1D", "kernel 2D", "PyTorch 1D", "PyTorch 2D")
     table = Table("", "tokens", "batch", "limit", *names, title="milliseconds on the GPU (CUDA graph, cold cache)")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    origin = _origin("cuda", "bf16")
     with console.status("") as status:
         for row in operators.compare(chosen, repeats, backward):
             status.update(f"{row.tokens} tokens done")
             rows.append(row.as_dict())
+            _keep(rows, origin, out)
             if not row.right:
                 worst = max(row.errors, key=lambda name: row.errors[name])
                 table.add_row("wrong", f"{row.tokens:,}", str(row.batch), f"{worst}: error {row.errors[worst]:.1e}")
@@ -102,7 +104,7 @@ def bench_ops(
                 shown = [_short(fla if name == "best of fla" else times.get(name)) for name in names]
                 table.add_row(way, f"{row.tokens:,}", str(row.batch), _short(row.limit), *shown)
     console.print(table)
-    origin = _report(rows, out, "cuda", "bf16")
+    _tell_origin(origin, out)
     if plot is not None:
         plots.operators([row for row in rows if row["right"]], origin, plot)
         console.print(f"drawn to {plot}")
@@ -128,7 +130,8 @@ def bench_models(
     _need_gpu("bench models")
     table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
     mode: models.Mode = "training" if training else "inference"
-    rows = []
+    rows: list[dict[str, Any]] = []
+    origin = _origin("cuda", "bf16")
     with console.status("") as status:
         for kind in kinds or ["B"]:
             if kind not in models.SIZES:
@@ -140,8 +143,9 @@ def bench_models(
                 ):
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
                     rows += [row.as_dict() for row in some]
+                    _keep(rows, origin, out)
     console.print(table)
-    origin = _report(rows, out, "cuda", "bf16")
+    _tell_origin(origin, out)
     if plot is not None:
         plots.models(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -150,6 +154,9 @@ def bench_models(
 @bench.command("hvir")
 def bench_hvir(
     names: Annotated[list[str] | None, typer.Option("--model", help="hvir_0 to hvir_4; repeat for several.")] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peer", help="timm's models beside them; repeat for several.")
+    ] = None,
     size: Annotated[str, typer.Option(help="Rows x columns of the image in pixels.")] = "224x224",
     batch: Batch = 128,
     compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
@@ -158,6 +165,8 @@ def bench_hvir(
     plot: Plot = None,
 ) -> None:
     """Compare HViR-0 to -4 with timm's models of their class on this GPU (bf16, channels last)."""
+    import timm
+
     from vir.bench import models, plots
 
     _need_gpu("bench hvir")
@@ -166,7 +175,10 @@ def bench_hvir(
     for name in names or ():
         if name not in models.HIERARCHICAL:
             fail(f"--model {name}: expected one of {', '.join(models.HIERARCHICAL)}.")
-    makers = models.hierarchical_models(names or list(models.HIERARCHICAL), pixels)
+    for name in peers or ():
+        if not timm.is_model(name):
+            fail(f"--peer {name}: expected a model that timm knows, such as {', '.join(models.PEERS)}.")
+    makers = models.hierarchical_models(names or list(models.HIERARCHICAL), peers or list(models.PEERS), pixels)
     with console.status("") as status:
         (some,) = models.compare("HViR", makers, pixels, [batch], "inference", compiled, repeats, status.update)
     speeds = {row.model: row.images_per_second for row in some}
@@ -213,14 +225,28 @@ def _report(
     rows: list[dict[str, Any]], out: Path | None, device: str = "cpu", dtype: str = "float32"
 ) -> dict[str, Any]:
     """Say where the figures come from, and write them if asked."""
+    origin = _origin(device, dtype)
+    _keep(rows, origin, out)
+    _tell_origin(origin, out)
+    return origin
+
+
+def _origin(device: str, dtype: str) -> dict[str, Any]:
     from vir.bench.measure import provenance
 
-    origin = provenance(device, dtype)
-    console.print(", ".join(f"{key} {value}" for key, value in origin.items() if value))
+    return provenance(device, dtype)
+
+
+def _keep(rows: list[dict[str, Any]], origin: dict[str, Any], out: Path | None) -> None:
+    """Write what is measured so far: a long run that is broken off keeps it."""
     if out is not None:
         out.write_text(json.dumps({"origin": origin, "rows": rows}, indent=1))
+
+
+def _tell_origin(origin: dict[str, Any], out: Path | None) -> None:
+    console.print(", ".join(f"{key} {value}" for key, value in origin.items() if value))
+    if out is not None:
         console.print(f"written to {out}")
-    return origin
 
 
 def _milliseconds(value: float | None, chosen: bool) -> str:

@@ -40,6 +40,10 @@ Augment = Annotated[
     Literal["workers", "device"] | None,
     typer.Option(help="Where crops are drawn: by workers, or on the device from images held there (small sets)."),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="An argument of the model, such as patch_size=8 or ablation=gated; repeat for several."),
+]
 Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
 SaveMinutes = Annotated[float, typer.Option(help="Minutes between saved states inside an epoch.", min=0)]
 Unreadable = Annotated[float, typer.Option(help="Share of unreadable images above which the run stops.", min=0, max=1)]
@@ -59,6 +63,7 @@ def train(
     out: Out = Path("runs/train"),
     model: Annotated[str | None, typer.Option(help="Any model of vir or timm; instead of a recipe.")] = None,
     retention: Annotated[Literal["1d", "2d"] | None, typer.Option(help="Kind of retention, of our models.")] = None,
+    arguments: Set = None,
     epochs: Epochs = None,
     batch: BatchSize = None,
     lr: Rate = None,
@@ -87,10 +92,11 @@ def train(
     if recipe is not None and recipe not in RECIPES:
         fail(f"no recipe {recipe!r}: expected one of {', '.join(RECIPES)}, or --model for any model.")
     base = RECIPES[recipe]() if recipe else plain(model or "hvir_tiny")
+    model_args = base.model_args | _arguments(arguments) | ({"retention": retention} if retention else {})
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
-        "model": model, "model_args": {**base.model_args, "retention": retention} if retention else None,
+        "model": model, "model_args": model_args,
     }  # fmt: skip
     chosen = _changed(base, changes)
     run = Run(data, out, None, "keep", workers, save_minutes, most_unreadable, terms)
@@ -143,6 +149,20 @@ def finetune(
     chosen = _changed(base, changes)
     run = Run(data, out, checkpoint, decay, workers, save_minutes, most_unreadable, terms or card.data.get("terms", ""))
     _train(chosen, run, restart, dry_run)
+
+
+def _arguments(given: list[str] | None) -> dict[str, Any]:
+    """Names and values of --set: numbers, true and false as such, the rest as words."""
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not name.isidentifier() or not equals:
+            fail(f"--set {text}: expected a name and a value with = between them, such as patch_size=8.")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def _changed(recipe: Any, changes: dict[str, Any]) -> Any:

@@ -32,6 +32,7 @@ from vir.train.recipes import Recipe
 from vir.train.setup import CannotTrain, Run, build, check_batch, mixing, plain, precision, training_transform
 from vir.train.state import FILE, load_state, save_state
 
+SHORT = 10.0  # seconds: an epoch that ends sooner after the last saved state is not worth another
 CHECKED_STEPS = 20  # between looks at the loss, which make the host wait for the GPU
 DROPOUT, MIXING = 1, 2  # kinds of random numbers in a step
 
@@ -82,6 +83,7 @@ class Trainer:
             self.average = ModelEmaV3(self.accelerator.unwrap_model(self.model), recipe.ema, use_warmup=True)
         self.mixing = mixing(recipe, len(self.card.classes))
         self.held: list[Batch] | None = None
+        self.saved = time.monotonic()  # when the state was
         self.standing = self._resume()
         total = self.epochs * self.steps
         self.told = Told(console, total, silent=not self.main)
@@ -151,8 +153,8 @@ class Trainer:
             self.told.line(f"going on from epoch {self.standing.epoch}, step {self.standing.step}")
 
     def _epoch(self, batches: Iterator[Batch]) -> None:
-        at, began, saved = self.standing, time.monotonic(), time.monotonic()
-        first, sums = at.step, torch.zeros(2, device=self.device)
+        at, began = self.standing, time.monotonic()
+        first, sums, due = at.step, torch.zeros(2, device=self.device), False
         self.model.train()
         for step in range(first, self.steps):
             self._step(batches, step, sums)
@@ -162,15 +164,15 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.accelerator.unwrap_model(self.model), step=done)
             if at.step % CHECKED_STEPS == 0 or at.step == self.steps:
-                due = time.monotonic() - saved > 60 * self.place.save_minutes
+                ends = at.step == self.steps
+                due = time.monotonic() - self.saved > (SHORT if ends else 60 * self.place.save_minutes)
                 due = self._take(sums, at.step % CHECKED_STEPS or CHECKED_STEPS, due)
                 images = (at.step - first) * self.recipe.batch
                 self.told.step(done, f"epoch {at.epoch + 1}", self._state(images / (time.monotonic() - began)))
-                if due and at.step < self.steps:
+                if due and not ends:
                     self._save()
-                    saved = time.monotonic()
         seconds = time.monotonic() - began
-        self._end_epoch((self.steps - first) * self.recipe.batch / seconds, seconds)
+        self._end_epoch((self.steps - first) * self.recipe.batch / seconds, seconds, due or at.epoch + 1 == self.epochs)
 
     def _step(self, batches: Iterator[Batch], step: int, sums: Tensor) -> None:
         recipe, parts = self.recipe, self.share.parts
@@ -263,7 +265,7 @@ class Trainer:
             self.held = on_device(list(batches), self.device)
         return self.held or batches
 
-    def _end_epoch(self, speed: float, seconds: float) -> None:
+    def _end_epoch(self, speed: float, seconds: float, due: bool) -> None:
         at, verdict = self.standing, self._judge()
         row = {
             "epoch": at.epoch + 1, "step": (at.epoch + 1) * self.steps, "lr": self.optimizer.param_groups[0]["lr"],
@@ -281,10 +283,12 @@ class Trainer:
         card = replace(self.card, metrics=verdict.metrics() | {"epoch": float(at.epoch + 1)})
         if self.main:
             weights = self.average.module if self.average is not None else self.accelerator.unwrap_model(self.model)
-            self._careful(lambda: save_model(weights, card, self.place.out / "last.safetensors"))
             if better:
                 self._careful(lambda: save_model(weights, card, self.place.out / "best.safetensors"))
-        self._save()
+            if due:
+                self._careful(lambda: save_model(weights, card, self.place.out / "last.safetensors"))
+        if due:
+            self._save()
 
     def _save(self) -> None:
         stands = {
@@ -296,6 +300,7 @@ class Trainer:
         average = self.average.module if self.average is not None else None
         file = self.place.out / FILE
         self._careful(lambda: save_state(file, self.model, inner, average, stands, write=self.main))
+        self.saved = time.monotonic()
 
     def _careful(self, write: Callable[[], None]) -> None:
         """A disk that is full costs a checkpoint, not the run: the one before is still whole."""

@@ -180,22 +180,16 @@ def vir_base_higher() -> Recipe:
     return _finetuning("vir_base_patch16_224", size=384)
 
 
-def _small(model: str, **changes: Any) -> Recipe:
-    """From scratch on some thousands of small photographs."""
-    base = Recipe(
-        model, size=160, epochs=100, batch=256, lr=2e-3, warmup_epochs=5, mixup=0.8, cutmix=1.0, crop_scale=(0.25, 1.0),
+@recipe
+def photographs() -> Recipe:
+    """Any model from scratch on some thousands of small photographs, such as Imagenette: how we compare models."""
+    return Recipe(
+        "hvir_tiny", size=128, epochs=80, batch=256, lr=1e-3, warmup_epochs=8, ema=0.998, mixup=0.2, cutmix=0.5,
         drop_path=0.1, augment="device",
     )  # fmt: skip
-    return replace(base, **changes)
 
 
 @recipe
-def hvir_tiny_imagenette() -> Recipe:
-    """HViR-tiny on Imagenette at 160 px: under a million images, minutes on one GPU."""
-    return _small("hvir_tiny")
-
-
-@recipe
-def hvir_tiny_eurosat() -> Recipe:
-    """HViR-tiny on EuroSAT at 64 px: a million images, minutes on one GPU."""
-    return _small("hvir_tiny", size=64, epochs=50, mixup=0.2, cutmix=0.5, crop_scale=(0.5, 1.0))
+def land_use() -> Recipe:
+    """Any model from scratch on tens of thousands of small satellite images, such as EuroSAT."""
+    return replace(photographs(), size=64, epochs=40, crop_scale=(0.5, 1.0))

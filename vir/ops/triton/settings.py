@@ -13,7 +13,9 @@ T = TypeVar("T")
 Schedule = tuple[int, int, int | None]  # warps, stages of the pipeline of loads, limit of registers
 
 MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
-LEAST_CHUNKS = 4  # of a segment
+LEAST_CHUNKS = 2  # of a segment
+MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
+WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,19 @@ def processors(device: torch.device) -> int:
 
 
 def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) -> int:
-    """Tokens of a segment: the whole sequence if there are walks enough, else so many that the GPU is full."""
-    if walks >= multiprocessors or tokens <= LEAST_CHUNKS * chunk:
+    """Tokens of a segment: the whole sequence if there are walks enough, else so many that the GPU is full.
+
+    Never more segments than run at once: the time of those left over would be that of all. Making the states of
+    segments takes half as long as walking them.
+    """
+    if walks >= multiprocessors:
         return tokens
-    segments = min(MOST_SEGMENTS, -(-2 * multiprocessors // walks), tokens // (LEAST_CHUNKS * chunk))
+    segments = 2 * multiprocessors // walks
+    if tokens < segments * MANY_CHUNKS * chunk:
+        segments = multiprocessors // walks
+    segments = min(segments, MOST_SEGMENTS, tokens // (LEAST_CHUNKS * chunk))
+    if segments < 2 or tokens * (1 - 1.5 / segments) < WORTHWHILE:
+        return tokens
     return -(-tokens // (segments * chunk)) * chunk
 
 
