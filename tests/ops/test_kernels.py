@@ -35,6 +35,7 @@ LARGER_HEADS = [
 def _poisoned_and_fenced_memory() -> Iterator[None]:
     """torch.empty gives NaN: what a kernel leaves unwritten is seen. So is what it touches outside, if interpreted."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+    launch.forget()  # what the test before may have changed
     with fenced() if launch.INTERPRETED else nullcontext():
         yield
     torch.use_deterministic_algorithms(False)
@@ -136,7 +137,6 @@ def test_2d_corners_added_up_before_and_where_they_are_seen(
     few: int, grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "FEW_ROWS", few)
-    launch._grid_steps.cache_clear()
     if tile is not None:
         monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
 
@@ -213,6 +213,19 @@ def test_views_of_one_qkv_tensor_and_expanded_gradients() -> None:
             got, grad = out.detach(), qkv.grad
     close("out", got, out, 1e-5)
     close("grad", grad, qkv.grad, 1e-5)
+
+
+def test_states_and_tokens_wherever_they_lie_in_memory() -> None:
+    """A state that is a transposed view; tokens of one shape at addresses that loads of 16 bytes can take or not."""
+    q, k, v = torch.randn(3, 2, 9, 3, 16, device=DEVICE).unbind(0)
+    gamma, state = ops.decay(3, device=DEVICE), torch.randn(2, 3, 16, 16, device=DEVICE)
+    want = kernels.sequence(q, k, v, gamma, 1.0, q.dtype, state, final=True)
+    turned = state.mT.contiguous().mT
+    assert not turned.is_contiguous()
+    for offset in (0, 1, 0, 3):
+        here = [torch.randn(x.numel() + offset, device=DEVICE)[offset:].view(x.shape).copy_(x) for x in (q, k, v)]
+        got = kernels.sequence(*here, gamma, 1.0, q.dtype, turned, final=True)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_same_bits_twice() -> None:
@@ -298,6 +311,17 @@ def test_large_sizes(n: int, grid: tuple[int, int], dtype: torch.dtype) -> None:
         got, want = with_gradients(dims, "kernel", dtype), with_gradients(dims, "parallel", torch.float64)
         for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
             close(f"{dims} {name}", a, b, KERNEL_TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+def test_parallel_form_beyond_two_billion_scores() -> None:
+    """More than 32 bits count: PyTorch's own kernels must not be asked for what they cannot do there."""
+    heads, n = 9, 15_500
+    if torch.cuda.mem_get_info()[0] < 2.5 * 4 * heads * n * n:
+        pytest.skip("needs 22 GB of GPU memory")
+    q, k, v = torch.randn(3, 1, n, heads, 16, device="cuda").unbind(0)
+    gamma = ops.decay(heads, device="cuda")
+    close("out", ops.retention_1d(q, k, v, gamma, form="parallel"), ops.retention_1d(q, k, v, gamma), 1e-3)
 
 
 @pytest.mark.gpu

@@ -42,9 +42,14 @@ def powers(gamma: Tensor, count: int, first: int = 0) -> Tensor:
 
 def mask_1d(gamma: Tensor, n: int) -> Tensor:
     """M[i, j] = gamma^(i - j) where the key j is not after the query i, else 0."""
-    # Row i of a Toeplitz matrix is a window on gamma^(n-1) ... gamma^0 0 ... 0: no power is taken twice.
+    return mask_1d_from_the_last(gamma, n).flip(-2)  # h query key
+
+
+def mask_1d_from_the_last(gamma: Tensor, n: int) -> Tensor:
+    """`mask_1d` with its rows turned round, the last query first: a view that takes 2 n numbers, not n^2."""
+    # Each row is a window on gamma^(n-1) ... gamma^0 0 ... 0: no power is taken twice.
     line = F.pad(powers(gamma, n).flip(-1), (0, n - 1))
-    return line.unfold(-1, n, 1).flip(-2)  # h query key
+    return line.unfold(-1, n, 1)
 
 
 def mask_2d(gamma: Tensor, grid: tuple[int, int], class_token: bool = False) -> Tensor:

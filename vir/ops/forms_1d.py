@@ -8,16 +8,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vir.ops.decay import mask_1d, powers
+from vir.ops.decay import mask_1d, mask_1d_from_the_last, powers
 from vir.ops.parts import concatenate
 
 CHUNKS_AT_ONCE = 16  # chunks that one batch of matrix products takes: enough work, still in the cache
 
 
 def parallel(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float) -> Tensor:
-    """Ret = (q k^T * M) v: all tokens at once, n x n scores."""
-    scores = (q * scale) @ k.mT  # b h n n
-    return scores.mul_(mask_1d(gamma, q.shape[2])) @ v
+    """Ret = (q k^T * M) v: all tokens at once, n x n scores. The last query comes first, so that M takes no memory."""
+    scores = (q.flip(2) * scale) @ k.mT  # b h n n
+    return (scores.mul_(mask_1d_from_the_last(gamma, q.shape[2])) @ v).flip(2)
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:

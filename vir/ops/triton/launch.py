@@ -1,6 +1,7 @@
 """From tensors to kernels: shapes, strides, memory for the results, and the order of launches.
 
-What depends on shapes alone is worked out once for each shape, in the functions marked `_once_per_shape`.
+What depends on the looks of the tensors alone is worked out once and kept, as a plan: small images wait for the host,
+not for the GPU, so that its microseconds count.
 """
 
 from functools import cache, lru_cache
@@ -31,12 +32,39 @@ INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
 JOIN: Schedule = (4, 3, None)
 FEW_ROWS = 3  # of tiles: their states are added where they are seen, without a launch in between
 Strides = tuple[int, ...]
-_once_per_shape = lru_cache(maxsize=4096)
+_kept = lru_cache(maxsize=4096)
+
+
+Look = tuple[torch.Size, Strides, torch.dtype, int, torch.device]
+
+
+def _look(x: Tensor) -> Look:
+    """All of a tensor that decides how kernels are started on it."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device
+
+
+def _look_if(x: Tensor | None) -> Look | None:
+    return None if x is None else _look(x)
+
+
+def _strides(*looks: Look) -> list[Strides]:
+    """Of batch, token and head: channels lie side by side."""
+    return [strides[:3] for _, strides, *_ in looks]
+
+
+def forget() -> None:
+    """Drop all plans: for whoever changes the settings."""
+    for plans in (_walk_plan, _walk_back_plan, _line_states_plan, _apply_states_plan, _grid_plan):
+        plans.cache_clear()
 
 
 def _rows_whole(x: Tensor) -> Tensor:
     """Channels must lie side by side; they do in views of a qkv tensor. Only expanded gradients are copied."""
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+
+
+def _whole(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _contiguous(n: int, h: int, d: int) -> Strides:
@@ -80,9 +108,50 @@ def _step(
     return Step(kernel, grid, (*flat, *numbers), {**sizes, **_precision(dtype), **align, **constants}, schedule)
 
 
-def _walk_length(n: int, walks: int, set_: Launch, device: torch.device, segments: int | None) -> int:
+def _walk_length(n: int, walks: int, set_: Launch, device: torch.device) -> int:
     """Tokens of a segment."""
-    return segment_length(n, walks, set_.chunk, processors(device)) if segments is None else -(-n // segments)
+    return segment_length(n, walks, set_.chunk, processors(device))
+
+
+class Starts(NamedTuple):
+    """How the states at the starts of segments are made: `b h s k v`."""
+
+    shape: tuple[int, ...]
+    made: Step
+    joined: Step
+
+    def run(self, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor | None, end: Tensor | None) -> Tensor:
+        """The final state goes into `end`, if there is one."""
+        states = torch.empty(self.shape, device=k.device)
+        self.made.run(k, v, states, gamma)
+        self.joined.run(states, states if state is None else state, states if end is None else end, gamma)
+        return states
+
+
+def _starts(
+    k: Look,
+    v: Look,
+    scale: float,
+    length: int,
+    start: bool,
+    end: bool,
+    strides: Strides,
+    back: bool,
+    dtype: torch.dtype,
+) -> Starts:
+    (b, n, h, dk), dv = k[0], v[0][3]
+    segments, part = -(-n // length), 64
+    shape = (b, h, segments, dk, dv)
+    made = _line_states_step(k, v, scale, 1, length, back, end, dtype)
+    constants = {"DK": dk, "DV": dv, "SEGMENTS": _block(segments), "PART": part, "START": start, "END": end}
+    grid = -(-dk * dv // part), b * h
+    joined = Step(lines.join_segments, grid, (*strides, segments, n, length, h), constants, JOIN)
+    return Starts(shape, made, joined)
+
+
+class Walk(NamedTuple):
+    starts: Starts | None  # where the sequence is cut into segments
+    step: Step
 
 
 def walk(
@@ -97,51 +166,50 @@ def walk(
     transposed: bool = False,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
-    segments: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and, if asked for, the final state; a transposed state is `b h v k`."""
+    q, k, v, state = _rows_whole(q), _rows_whole(k), _rows_whole(v), _whole(state)
     b, n, h, dk = q.shape
     dv = v.shape[3]
-    q, k, v = _rows_whole(q), _rows_whole(k), _rows_whole(v)
+    plan = _walk_plan(
+        _look(q), _look(k), _look(v), _look(gamma), _look_if(state), scale, final, transposed, dtype, out_dtype
+    )  # fmt: skip
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
-    end = torch.empty(b, h, dk, dv, device=q.device) if final else out
-    set_ = sized(WALK, *_key(dk, dv, dtype))
-    length = _walk_length(n, b * h, set_, q.device, segments)
-    strides = (1, dk) if transposed else (dv, 1)
-    start = state
-    if length < n:
-        start = starts(k, v, gamma, 1.0, state, end if final else None, length, dtype=dtype, strides=strides)
-        strides = (dv, 1)
-    step = _walk_step(
-        q.shape, dv, q.stride(), k.stride(), v.stride(), strides, length, scale, start is not None, final, dtype,
-        set_, q.device,
-    )  # fmt: skip
-    step.run(q, k, v, out, out if start is None else start, end, gamma)
-    return out, end if final else gamma.new_empty(0)
+    end = torch.empty(b, h, dk, dv, device=q.device) if final else None
+    if plan.starts is not None:
+        state = plan.starts.run(k, v, gamma, state, end)
+    plan.step.run(q, k, v, out, out if state is None else state, out if end is None else end, gamma)
+    return out, gamma.new_empty(0) if end is None else end
 
 
-@_once_per_shape
-def _walk_step(
-    shape: torch.Size,
-    dv: int,
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    state: Strides,
-    length: int,
+@_kept
+def _walk_plan(
+    q: Look,
+    k: Look,
+    v: Look,
+    gamma: Look,
+    state: Look | None,
     scale: float,
-    start: bool,
     final: bool,
+    transposed: bool,
     dtype: torch.dtype,
-    set_: Launch,
-    device: torch.device,
-) -> Step:
-    b, n, h, dk = shape
-    count = -(-n // length)
-    return _step(
-        sequence.walk, (count, b * h), [q[:3], k[:3], v[:3], _contiguous(n, h, dv)], (*state, n, length, h, scale),
-        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, END=final and count == 1,
+    out_dtype: torch.dtype,
+) -> Walk:
+    (b, n, h, dk), dv = q[0], v[0][3]
+    set_ = sized(WALK, *_key(dk, dv, dtype))
+    length = _walk_length(n, b * h, set_, q[4])
+    strides = (1, dk) if transposed else (dv, 1)
+    starts = None
+    if length < n:
+        starts = _starts(k, v, 1.0, length, state is not None, final, strides, False, dtype)
+        strides = (dv, 1)
+    step = _step(
+        sequence.walk, (-(-n // length), b * h),
+        [*_strides(q, k, v), _contiguous(n, h, dv)], (*strides, n, length, h, scale),
+        dk, dv, dtype, set_.schedule,
+        CHUNK=set_.chunk, START=state is not None or starts is not None, END=final and starts is None,
     )  # fmt: skip
+    return Walk(starts, step)
 
 
 def walk_back(
@@ -155,131 +223,82 @@ def walk_back(
     first: bool,
     *,
     dtype: torch.dtype,
-    segments: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of k, of v and, if asked for, of the first state."""
-    b, n, h, _ = q.shape
-    grad, q, k, v = _rows_whole(grad), _rows_whole(q), _rows_whole(k), _rows_whole(v)
+    b, _, h, _ = q.shape
+    grad, q, k, v, state = _rows_whole(grad), _rows_whole(q), _rows_whole(k), _rows_whole(v), _whole(grad_state)
+    plan = _walk_back_plan(
+        _look(grad), _look(q), _look(k), _look(v), _look(gamma), _look_if(state), scale, first, dtype
+    )  # fmt: skip
     dk = torch.empty(k.shape, device=k.device, dtype=k.dtype)
     dv = torch.empty(v.shape, device=v.device, dtype=v.dtype)
-    end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if first else dk
-    set_ = sized(WALK_BACK, *_key(k.shape[3], v.shape[3], dtype))
-    length = _walk_length(n, b * h, set_, q.device, segments)
-    start = grad_state
-    if length < n:
-        start = starts(
-            q, grad, gamma, scale, grad_state, end if first else None, length, dtype=dtype, strides=(v.shape[3], 1),
-            back=True,
-        )  # fmt: skip
-    step = _walk_back_step(
-        q.shape, v.shape[3], q.stride(), k.stride(), v.stride(), grad.stride(), length, scale, start is not None,
-        first, dtype, set_, q.device,
-    )  # fmt: skip
-    step.run(q, k, v, grad, dk, dv, dk if start is None else start, end, gamma)
-    return dk, dv, end if first else gamma.new_empty(0)
+    end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if first else None
+    if plan.starts is not None:
+        state = plan.starts.run(q, grad, gamma, state, end)
+    plan.step.run(q, k, v, grad, dk, dv, dk if state is None else state, dk if end is None else end, gamma)
+    return dk, dv, gamma.new_empty(0) if end is None else end
 
 
-@_once_per_shape
-def _walk_back_step(
-    shape: torch.Size,
-    channels: int,
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    grad: Strides,
-    length: int,
+@_kept
+def _walk_back_plan(
+    grad: Look,
+    q: Look,
+    k: Look,
+    v: Look,
+    gamma: Look,
+    state: Look | None,
     scale: float,
-    start: bool,
     first: bool,
     dtype: torch.dtype,
-    set_: Launch,
-    device: torch.device,
-) -> Step:
-    b, n, h, d = shape
-    count = -(-n // length)
-    made = _contiguous(n, h, d), _contiguous(n, h, channels)
-    return _step(
-        sequence.walk_back, (count, b * h), [q[:3], k[:3], v[:3], grad[:3], *made], (n, length, h, scale),
-        d, channels, dtype, set_.schedule, CHUNK=set_.chunk, START=start, END=first and count == 1,
+) -> Walk:
+    (b, n, h, dk), dv = q[0], v[0][3]
+    set_ = sized(WALK_BACK, *_key(dk, dv, dtype))
+    length = _walk_length(n, b * h, set_, q[4])
+    starts = None
+    if length < n:
+        starts = _starts(q, grad, scale, length, state is not None, first, (dv, 1), True, dtype)
+    made = _contiguous(n, h, dk), _contiguous(n, h, dv)
+    step = _step(
+        sequence.walk_back, (-(-n // length), b * h),
+        [*_strides(q, k, v, grad), *made], (n, length, h, scale),
+        dk, dv, dtype, set_.schedule,
+        CHUNK=set_.chunk, START=state is not None or starts is not None, END=first and starts is None,
     )  # fmt: skip
-
-
-def starts(
-    k: Tensor,
-    v: Tensor,
-    gamma: Tensor,
-    scale: float,
-    state: Tensor | None,
-    end: Tensor | None,
-    length: int,
-    *,
-    dtype: torch.dtype,
-    strides: Strides,
-    back: bool = False,
-) -> Tensor:
-    """The state at the start of each segment, `b h s k v`; the final one goes into `end`, if there is one."""
-    b, n, h, dk = k.shape
-    states = line_states(k, v, gamma, scale, 1, length, back=back, dtype=dtype, last=end is not None)
-    step = _join_step(b, n, h, dk, v.shape[3], length, strides, state is not None, end is not None, k.device)
-    step.run(states, states if state is None else state, states if end is None else end, gamma)
-    return states
-
-
-@_once_per_shape
-def _join_step(
-    b: int, n: int, h: int, dk: int, dv: int, length: int, state: Strides, start: bool, end: bool, device: torch.device
-) -> Step:
-    segments, part = -(-n // length), 64
-    constants = {"DK": dk, "DV": dv, "SEGMENTS": _block(segments), "PART": part, "START": start, "END": end}
-    grid = -(-dk * dv // part), b * h
-    return Step(lines.join_segments, grid, (*state, segments, n, length, h), constants, JOIN)
+    return Walk(starts, step)
 
 
 def line_states(
-    k: Tensor,
-    v: Tensor,
-    gamma: Tensor,
-    scale: float,
-    cols: int,
-    length: int,
-    *,
-    back: bool,
-    dtype: torch.dtype,
-    last: bool = True,
+    k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, length: int, *, back: bool, dtype: torch.dtype
 ) -> Tensor:
-    """The states of all lines of `length` rows of a grid with `cols` columns, `b h line k v`; the last if asked for."""
-    b, n, h, dk = k.shape
+    """The states of all lines of `length` rows of a grid with `cols` columns, `b h line k v`."""
     k, v = _rows_whole(k), _rows_whole(v)
-    dv = v.shape[3]
-    count = -(-(n // cols) // length) * cols
-    states = torch.empty(b, h, count, dk, dv, device=k.device)
-    set_ = sized(LINES, *_key(dk, dv, dtype))
-    step = _line_states_step(
-        k.shape, dv, k.stride(), v.stride(), cols, length, count, scale, back, last, dtype, set_, k.device
-    )  # fmt: skip
+    b, n, h, dk = k.shape
+    step = _line_states_plan(_look(k), _look(v), _look(gamma), scale, cols, length, back, dtype)
+    states = torch.empty(b, h, _lines(n, cols, length), dk, v.shape[3], device=k.device)
     step.run(k, v, states, gamma)
     return states
 
 
-@_once_per_shape
-def _line_states_step(
-    shape: torch.Size,
-    dv: int,
-    k: Strides,
-    v: Strides,
-    cols: int,
-    length: int,
-    count: int,
-    scale: float,
-    back: bool,
-    last: bool,
-    dtype: torch.dtype,
-    set_: Launch,
-    device: torch.device,
+def _lines(n: int, cols: int, length: int) -> int:
+    return -(-(n // cols) // length) * cols
+
+
+@_kept
+def _line_states_plan(
+    k: Look, v: Look, gamma: Look, scale: float, cols: int, length: int, back: bool, dtype: torch.dtype
 ) -> Step:
-    b, n, h, dk = shape
+    return _line_states_step(k, v, scale, cols, length, back, True, dtype)
+
+
+def _line_states_step(
+    k: Look, v: Look, scale: float, cols: int, length: int, back: bool, last: bool, dtype: torch.dtype
+) -> Step:
+    """All lines, or all but the last."""
+    (b, n, h, dk), dv = k[0], v[0][3]
+    set_ = sized(LINES, *_key(dk, dv, dtype))
+    count = _lines(n, cols, length)
     return _step(
-        lines.line_states, (count if last else count - 1, b * h), [k[:3], v[:3]],
+        lines.line_states, (count if last else count - 1, b * h), _strides(k, v),
         (n // cols, cols, length, count, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
     )  # fmt: skip
 
@@ -296,22 +315,36 @@ def apply_states(
     out_dtype: torch.dtype,
 ) -> Tensor:
     """What each token makes of the state of its column, `b n h v`; the states are `b h x k v`, or `b h x v k`."""
-    b, n, h, dk = q.shape
     q, states = _rows_whole(q), states.contiguous()
-    cols = states.shape[2]
+    step = _apply_states_plan(_look(q), _look(states), _look(gamma), scale, back, transposed, dtype, out_dtype)
     dv = states.shape[3 if transposed else 4]
-    out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
-    set_ = sized(LINES, *_key(dk, dv, dtype))
-    of_state = (1, dk) if transposed else (dv, 1)
-    step = _step(
-        lines.apply_states, (cols, b * h), [q.stride()[:3], _contiguous(n, h, dv)],
-        (dk * dv, *of_state, n // cols, cols, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
-    )  # fmt: skip
+    out = torch.empty(*q.shape[:3], dv, device=q.device, dtype=out_dtype)
     step.run(q, states, out, gamma)
     return out
 
 
-class GridSteps(NamedTuple):
+@_kept
+def _apply_states_plan(
+    q: Look,
+    states: Look,
+    gamma: Look,
+    scale: float,
+    back: bool,
+    transposed: bool,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+) -> Step:
+    (b, n, h, dk), of_states = q[0], states[0]
+    cols, dv = of_states[2], of_states[3 if transposed else 4]
+    set_ = sized(LINES, *_key(dk, dv, dtype))
+    of_state = (1, dk) if transposed else (dv, 1)
+    return _step(
+        lines.apply_states, (cols, b * h), [*_strides(q), _contiguous(n, h, dv)],
+        (dk * dv, *of_state, n // cols, cols, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
+    )  # fmt: skip
+
+
+class Grid(NamedTuple):
     """What makes the corners of a grid, if it has any, and what sees them."""
 
     states: tuple[int, ...] | None
@@ -335,60 +368,59 @@ def grid(
     tile: Tile | None = None,
 ) -> Tensor:
     """2D retention; one token more than rows * cols is the class token."""
-    b, n, h, dk = q.shape
-    dv = v.shape[3]
     q, k, v = _rows_whole(q), _rows_whole(k), _rows_whole(v)
-    out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
-    if tile is None:
-        tile = grid_tile(cols, *_key(dk, dv, dtype))
-    steps = _grid_steps(q.shape, dv, q.stride(), k.stride(), v.stride(), scale, rows, cols, back, dtype, tile, q.device)
+    plan = _grid_plan(
+        _look(q), _look(k), _look(v), _look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
+    )  # fmt: skip
+    out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=out_dtype)
     states = out
-    if steps.states is not None and steps.rows is not None:
+    if plan.states is not None and plan.rows is not None:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        states = torch.empty(steps.states, device=q.device, dtype=kept)
-        steps.rows.run(k, v, states, gamma)
-        if steps.join is not None:
-            steps.join.run(states, gamma)
-    steps.tiles.run(q, k, v, out, states, gamma)
+        states = torch.empty(plan.states, device=q.device, dtype=kept)
+        plan.rows.run(k, v, states, gamma)
+        if plan.join is not None:
+            plan.join.run(states, gamma)
+    plan.tiles.run(q, k, v, out, states, gamma)
     return out
 
 
-@_once_per_shape
-def _grid_steps(
-    shape: torch.Size,
-    dv: int,
-    q: Strides,
-    k: Strides,
-    v: Strides,
+@_kept
+def _grid_plan(
+    q: Look,
+    k: Look,
+    v: Look,
+    gamma: Look,
     scale: float,
     rows: int,
     cols: int,
     back: bool,
     dtype: torch.dtype,
-    tile: Tile,
-    device: torch.device,
-) -> GridSteps:
-    b, n, h, dk = shape
+    out_dtype: torch.dtype,
+    tile: Tile | None,
+) -> Grid:
+    (b, n, h, dk), dv = q[0], v[0][3]
+    tile = tile or grid_tile(cols, *_key(dk, dv, dtype))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
     above = tiles_y - 1
     joined = above > FEW_ROWS
     corners = 0 if tiles_x == 1 else 1 if joined else above
     class_token = n > rows * cols
     shared = {"ROWS": tile.rows, "COLS": tile.cols, "BACK": back}
+    strides = [*_strides(q, k, v), _contiguous(n, h, dv)]
     tiles = _step(
-        kernels_2d.grid, (tiles_x * tiles_y + class_token, b * h), [q[:3], k[:3], v[:3], _contiguous(n, h, dv)],
-        (rows, cols, h, scale), dk, dv, dtype, tile.schedule,
+        kernels_2d.grid, (tiles_x * tiles_y + class_token, b * h), strides, (rows, cols, h, scale),
+        dk, dv, dtype, tile.schedule,
         **shared, HEIGHT=tile.height, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
     )  # fmt: skip
     if corners == 0:
-        return GridSteps(None, None, None, tiles)
+        return Grid(None, None, None, tiles)
     by_row = _step(
-        kernels_2d.tile_row_states, (above, b * h), [k[:3], v[:3]], (rows, cols, tiles_x - 1, h),
+        kernels_2d.tile_row_states, (above, b * h), strides[1:3], (rows, cols, tiles_x - 1, h),
         dk, dv, dtype, (4, tile.stages, None), **shared,
     )  # fmt: skip
     join = None
     if joined:
         width, part = (tiles_x - 1) * dk * dv, 1024
-        grid, constants = (-(-width // part), b * h), {"ROWS": tile.rows, "PART": part}
-        join = Step(kernels_2d.join_tile_rows, grid, (above, width, h), constants, JOIN)
-    return GridSteps((b, h, above, tiles_x - 1, dk, dv), by_row, join, tiles)
+        blocks, constants = (-(-width // part), b * h), {"ROWS": tile.rows, "PART": part}
+        join = Step(kernels_2d.join_tile_rows, blocks, (above, width, h), constants, JOIN)
+    return Grid((b, h, above, tiles_x - 1, dk, dv), by_row, join, tiles)

@@ -14,8 +14,8 @@ Numbers = tuple[int | float, ...]
 class Step:
     """A launch of which all is known but the tensors: these come first in a kernel, then numbers, then constants.
 
-    Triton looks at every argument of every call to find the binary. All but the tensors is the same here each time, so
-    that the binary is found by their dtypes and alignments.
+    Triton looks at every argument of every call to find the binary. A step is kept for tensors of one dtype, shape and
+    alignment, so that the binary of its first run is that of all.
     """
 
     def __init__(
@@ -27,28 +27,25 @@ class Step:
         self.constants = constants
         self.schedule = schedule
         self.interpreted = not isinstance(kernel, triton.JITFunction)
-        self.ready: dict[tuple, tuple[Any, tuple]] = {}
+        self.binary: Any = None
+        self.values: tuple = ()
 
     def run(self, *tensors: Tensor) -> None:
-        if self.interpreted:
-            self._by_triton(tensors)
-            return
         device = tensors[0].device
-        if device.index != torch.cuda.current_device():
+        if not self.interpreted and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self.run(*tensors)
-            return
-        looks = tuple([(x.dtype, x.data_ptr() % 16) for x in tensors])
-        if looks in self.ready:
-            binary, values = self.ready[looks]
-            binary[self.grid](*tensors, *values)
+        elif self.binary is not None:
+            self.binary[self.grid](*tensors, *self.values)
         else:
-            binary = self._by_triton(tensors)
-            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self.ready[looks] = binary, (*self.numbers, *(self.constants[name] for name in names))
+            self._first_run(tensors)
 
-    def _by_triton(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Compiles what is not known yet, runs it and returns the binary."""
+    def _first_run(self, tensors: tuple[Tensor, ...]) -> None:
+        """Compiles what is not known yet, and runs it."""
         warps, stages, registers = self.schedule
         options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
-        return self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **options)
+        binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **options)
+        if not self.interpreted:
+            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            self.values = *self.numbers, *(self.constants[name] for name in names)
+            self.binary = binary

@@ -1,0 +1,50 @@
+"""The search for launch settings: it must see wrong numbers and survive a candidate that takes its process down."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from vir.bench import tune
+from vir.ops.triton import launch
+from vir.ops.triton.settings import Launch, Tile
+
+
+@pytest.mark.parametrize(
+    ("table", "kernel", "candidate"),
+    [
+        ("WALK", "walk", Launch(16, 8, 1)),
+        ("WALK_BACK", "walk_back", Launch(16, 8, 1)),
+        ("LINES", "line_states", Launch(16, 8, 1)),
+        ("NARROW", "grid", Tile(2, 16, 2, 8, 1)),
+        ("WIDE", "grid", Tile(4, 8, 4, 8, 1)),
+    ],
+)
+def test_the_candidate_is_what_runs(table: str, kernel: str, candidate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, run = launch.Step, []
+
+    def step(kernel: Any, grid: Any, numbers: Any, constants: Any, schedule: Any) -> Any:
+        run.append((kernel.fn.__name__, schedule))
+        return usual(kernel, grid, numbers, constants, schedule)
+
+    monkeypatch.setattr(launch, "Step", step)
+    assert tune.error_of(tune.Group(table, 16, torch.float32), candidate) < 1e-4
+    assert (kernel, candidate.schedule) in run
+
+
+def test_wrong_numbers_are_seen() -> None:
+    higher_than_its_tile = Tile(4, 8, 8, 4, 1)  # a block of keys: the tile's own are left out
+    assert tune.error_of(tune.Group("WIDE", 16, torch.float32), higher_than_its_tile) > 0.1
+
+
+def check(group: tune.Group, candidate: int) -> bool:
+    if candidate == 2:
+        os._exit(3)
+    return candidate % 2 == 1
+
+
+def test_a_candidate_that_ends_its_process_is_left_out() -> None:
+    group = tune.Group("WALK", 16, torch.float32)
+    assert tune.right_ones(group, [0, 1, 2, 3, 4, 5], check=check) == [1, 3, 5]
+    assert tune.right_ones(group, [1, 2], check=check) == [1]
