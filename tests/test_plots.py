@@ -1,10 +1,13 @@
 """The pictures of the benchmarks, drawn from rows like those of a run."""
 
+import json
 from pathlib import Path
 
 from PIL import Image
+from typer.testing import CliRunner
 
 from vir.bench import plots
+from vir.cli import app
 
 ORIGIN = {"hardware": "some GPU", "dtype": "bf16"}
 
@@ -51,3 +54,17 @@ def test_hierarchy(tmp_path: Path) -> None:
     ]
     plots.hierarchy(rows, ORIGIN, tmp_path / "hvir.png")
     assert looks_drawn(tmp_path / "hvir.png")
+
+
+def test_drawn_again_from_files(tmp_path: Path) -> None:
+    rows = [{"family": "HViR", "model": "hvir_1", "size": [224, 224], "compiled": False, "images_per_second": 16000.0}]
+    whole, half = tmp_path / "whole.json", tmp_path / "half.json"
+    whole.write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
+    half.write_text("{")
+    answer = CliRunner().invoke(app, ["bench", "draw", str(whole), str(whole), "--out", str(tmp_path / "x.png")])
+    assert answer.exit_code == 0
+    assert looks_drawn(tmp_path / "x.png")
+    answer = CliRunner().invoke(app, ["bench", "draw", str(half), "--out", str(tmp_path / "y.png")])
+    assert answer.exit_code == 2
+    assert "half.json" in answer.output
+    assert not (tmp_path / "y.png").exists()

@@ -121,6 +121,9 @@ def compare(
 ) -> Iterator[list[Row]]:
     """The rows of all models, batch by batch from the smallest."""
     seconds: dict[str, float] = {}  # of an image
+    first, make = next(iter(makers.items()))
+    say("warming up")  # a process's first figures are too low: not used
+    _row(Row(family, first, size, min(batches), mode, compiled, None, None, None), make, 1)
     for batch in sorted(batches):
         rows = []
         for name, make in makers.items():

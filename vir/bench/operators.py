@@ -22,12 +22,16 @@ OURS = ("kernel 1D", "kernel 2D")
 
 @dataclass(frozen=True)
 class Row:
-    """One shape: milliseconds of every contender, forward and backward; an error where a kernel is wrong."""
+    """One shape: milliseconds of every contender, forward and backward; an error where a kernel is wrong.
+
+    On the GPU alone, as CUDA graphs; `called` is forward as called from Python, where a GPU may wait for its host.
+    """
 
     side: int
     batch: int
     limit: float  # milliseconds to move q, k, v and the output once, at the speed of a copy
     forward: dict[str, float]
+    called: dict[str, float]
     backward: dict[str, float]
     spread: float  # the widest between the quartiles, as a share of the median
     errors: dict[str, float] = field(default_factory=dict)  # relative, of our outputs and gradients
@@ -106,14 +110,20 @@ def _row(side: int, batch: int, repeats: int, backward: bool, bandwidth: float) 
     errors = _errors(runs, q, k, v, grad)
     limit = 4e3 * v.numel() * v.element_size() / bandwidth
     if any(not error <= LARGEST_ERROR for error in errors.values()):
-        return Row(side, batch, limit, {}, {}, 0.0, errors)
+        return Row(side, batch, limit, {}, {}, {}, 0.0, errors)
     with torch.no_grad():
-        forward = _times({name: partial(run, *_as_liked(name, q, k, v)) for name, run in runs.items()}, repeats)
+        calls: dict[str, Callable[[], Any]] = {
+            name: partial(run, *_as_liked(name, q, k, v)) for name, run in runs.items()
+        }  # fmt: skip
+        forward = _times(calls, repeats)
+        called = time_on_gpu({name: calls[name] for name in forward}, repeats)
     back = {}
     if backward:
         back = _times({n: _gradients(run, _as_liked(n, q, k, v), grad) for n, run in runs.items()}, repeats)
     spread = max(t.spread for t in (*forward.values(), *back.values()))
-    return Row(side, batch, limit, _milliseconds(forward), _milliseconds(back), spread, errors)
+    return Row(
+        side, batch, limit, _milliseconds(forward), _milliseconds(called), _milliseconds(back), spread, errors
+    )  # fmt: skip
 
 
 def _milliseconds(times: dict[str, Timing]) -> dict[str, float]:

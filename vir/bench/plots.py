@@ -1,5 +1,6 @@
 """Benchmarks as pictures. Rows come as dictionaries, fresh from a run or out of its JSON file."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,20 @@ COLOURS = {
     "PyTorch 2D": "#CC79A7",
     "memory limit": "#000000",
 }
+# What a model's name tells of its colour, the most particular first.
+MARKS = {
+    "ceiling": "memory limit",
+    "parallel": "PyTorch 1D",
+    "chunkwise": "PyTorch 2D",
+    "1D": "kernel 1D",
+    "2D": "kernel 2D",
+}
 
 
 def operators(rows: Rows, origin: dict[str, Any], file: Path) -> None:
-    """Milliseconds of every contender at every shape, forward and backward."""
+    """Milliseconds of every contender at every shape, forward and backward; wrong ones have none."""
     plt = _pyplot()
+    rows = [row for row in rows if row.get("right", True)]
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.5), sharey=True, layout="constrained")
     places = range(len(rows))
     for panel, way in zip(panels, ("forward", "backward"), strict=True):
@@ -32,7 +42,7 @@ def operators(rows: Rows, origin: dict[str, Any], file: Path) -> None:
         panel.set_xlabel("tokens")
         panel.set_title(way)
     panels[0].set_ylabel("milliseconds")
-    panels[0].legend(frameon=False)
+    panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     _finish(figure, origin, file)
 
 
@@ -62,17 +72,16 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
             panel.minorticks_off()
             panel.set_title(f"{family}: {mode}, batch {batch}{', compiled' if compiled else ''}")
         line[0].set_ylabel("images/s (x: out of memory)")
-        line[0].legend(frameon=False)
+        line[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     _finish(figure, origin, file)
 
 
 def _models_panel(panel: Any, rows: Rows) -> None:
     floor = 0.5 * min((row["images_per_second"] for row in rows if row["images_per_second"]), default=1.0)
-    palette = list(COLOURS.values())
     for index, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
         mine = [row for row in rows if row["model"] == name]
         ran = [(row["size"][0], row["images_per_second"]) for row in mine if row["images_per_second"]]
-        colour = palette[index % len(palette)]
+        colour = next((COLOURS[key] for mark, key in MARKS.items() if mark in name), COLOURS["attention"])
         style = "--" if "ceiling" in name else "-"
         panel.plot(*zip(*ran, strict=True) if ran else ([], []), marker="o", color=colour, label=name, linestyle=style)
         full = [row["size"][0] for row in mine if not row["images_per_second"]]
@@ -94,6 +103,13 @@ def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
         panel.set_xlabel("images/s")
         panel.set_title(f"{size[0]} x {size[1]} px, {'compiled' if compiled else 'eager'}")
     _finish(figure, origin, file)
+
+
+def kind(row: dict[str, Any]) -> Callable[[Rows, dict[str, Any], Path], None]:
+    """What draws such a row."""
+    if "forward" in row:
+        return operators
+    return hierarchy if row["family"] == "HViR" else models
 
 
 def _finish(figure: Any, origin: dict[str, Any], file: Path) -> None:

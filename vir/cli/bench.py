@@ -87,7 +87,8 @@ def bench_ops(
     _need_gpu("bench ops")
     chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
     names = ("attention", "best of fla", "kernel 1D", "kernel 2D", "PyTorch 1D", "PyTorch 2D")
-    table = Table("", "tokens", "batch", "limit", *names, title="milliseconds on the GPU (CUDA graph, cold cache)")
+    title = "milliseconds; called is forward from Python, the others are the GPU alone"
+    table = Table("", "tokens", "batch", "limit", *names, title=title)
     rows: list[dict[str, Any]] = []
     origin = _origin("cuda", "bf16")
     with console.status("") as status:
@@ -99,14 +100,15 @@ def bench_ops(
                 worst = max(row.errors, key=lambda name: row.errors[name])
                 table.add_row("wrong", f"{row.tokens:,}", str(row.batch), f"{worst}: error {row.errors[worst]:.1e}")
                 continue
-            for way, times in (("forward", row.forward), ("backward", row.backward)):
+            ways = {"forward": row.forward, "called": row.called, "backward": row.backward}
+            for way, times in ways.items():
                 fla = min((t for name, t in times.items() if name.startswith("fla")), default=None)
                 shown = [_short(fla if name == "best of fla" else times.get(name)) for name in names]
                 table.add_row(way, f"{row.tokens:,}", str(row.batch), _short(row.limit), *shown)
     console.print(table)
     _tell_origin(origin, out)
     if plot is not None:
-        plots.operators([row for row in rows if row["right"]], origin, plot)
+        plots.operators(rows, origin, plot)
         console.print(f"drawn to {plot}")
     if not all(row["right"] for row in rows):
         fail("a kernel gave wrong numbers at the shapes marked so: their speed is not shown.")
@@ -190,6 +192,29 @@ def bench_hvir(
     if plot is not None:
         plots.hierarchy(rows, origin, plot)
         console.print(f"drawn to {plot}")
+
+
+@bench.command("draw")
+def bench_draw(
+    files: Annotated[list[Path], typer.Argument(help="What --json wrote, of one kind of benchmark.")],
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("bench.png"),
+) -> None:
+    """Draw the figures of earlier runs, several together if they are of one kind."""
+    from vir.bench import plots
+
+    found = []
+    for file in files:
+        try:
+            found.append(json.loads(file.read_text()))
+            kinds = {plots.kind(row) for one in found for row in one["rows"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fail(f"{file} is not what vir bench ops, models or hvir writes with --json: {error!r}.")
+    if len(kinds) != 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
+        fail(f"the files hold {names}: expected figures of one kind of benchmark.")
+    (draw,) = kinds
+    draw([row for one in found for row in one["rows"]], found[0]["origin"], out)
+    console.print(f"drawn to {out}")
 
 
 def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: float | None) -> None:
