@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vir.checkpoint import BadCheckpoint, Card, halve, load_model, read, save_model, write
+from vir.checkpoint import BadCheckpoint, Card, load_model, read, save_half, save_model, write
 
 CARD = Card(
     "vir_tiny_patch16_224", ("cat", "dog"), 32, {"img_size": 32, "patch_size": 8, "depth": 2, "retention": "2d"},
@@ -33,7 +33,7 @@ def test_a_model_comes_back_with_its_card(saved: Path) -> None:
 
 def test_a_halved_copy_answers_alike(saved: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.safetensors"
-    halve(saved, small)
+    save_half(saved, small)
     assert small.stat().st_size < 0.6 * saved.stat().st_size
     image = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():

@@ -17,9 +17,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import vir.models  # noqa: F401  (registers the models in timm)
+from vir import weights
 from vir.layers.retention import stretch_decay
+from vir.weights import HEADER
 
-HEADER = "vir"  # the card's name in the header of a file
 FORMAT = 1
 
 
@@ -89,7 +90,9 @@ def write(tensors: Mapping[str, Tensor], header: dict[str, Any], file: Path) -> 
 def read(file: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a file that `write` made."""
     if not file.is_file():
-        raise BadCheckpoint(f"{file} does not exist. Give the .safetensors file that training wrote.")
+        names = ", ".join(weights.shipped())
+        also = f", or the name of weights that ship: {names}" if names else ""
+        raise BadCheckpoint(f"{file} does not exist. Give the .safetensors file that training wrote{also}.")
     try:
         with safe_open(file, "pt", device=device) as content:
             header = (content.metadata() or {}).get(HEADER)
@@ -106,25 +109,30 @@ def read(file: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, 
 
 def save_model(model: nn.Module | Mapping[str, Tensor], card: Card, file: Path) -> None:
     """Weights and card in one file, and the card beside it for people to read."""
-    weights = model.state_dict() if isinstance(model, nn.Module) else model
-    write(weights, asdict(card), file)
+    tensors = model.state_dict() if isinstance(model, nn.Module) else model
+    write(tensors, asdict(card), file)
     file.with_suffix(".json").write_text(json.dumps(asdict(card), indent=1))
 
 
 def load_model(file: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, Card]:
-    """The trained model in evaluation mode, in float32, and its card."""
-    weights, header = read(Path(file))
+    """The trained model in evaluation mode, in float32, and its card; from a file or by the name of shipped weights."""
+    tensors, header = read(found(file))
     card = Card.from_dict(header)
     model = card.build()
     try:
-        model.load_state_dict({name: x.float() if x.is_floating_point() else x for name, x in weights.items()})
+        model.load_state_dict({name: x.float() if x.is_floating_point() else x for name, x in tensors.items()})
     except RuntimeError as error:
         raise BadCheckpoint(f"{file}: the weights do not fit {card.model} ({error}).") from None
     return model.to(device).eval(), card
 
 
-def halve(file: Path | str, out: Path | str) -> None:
+def save_half(file: Path | str, out: Path | str, card: Card | None = None) -> None:
     """A copy with its numbers in fp16, at half the size, to ship; `load_model` computes with them in float32."""
-    weights, header = read(Path(file))
-    card = Card.from_dict(header)
-    save_model({name: x.half() if x.is_floating_point() else x for name, x in weights.items()}, card, Path(out))
+    tensors, header = read(found(file))
+    halved = {name: x.half() if x.is_floating_point() else x for name, x in tensors.items()}
+    save_model(halved, card or Card.from_dict(header), Path(out))
+
+
+def found(checkpoint: Path | str) -> Path:
+    """A file, or the name of weights that ship."""
+    return weights.shipped().get(str(checkpoint), Path(checkpoint))

@@ -15,7 +15,12 @@ TOP = 5
 
 
 def predict(
-    images: Sequence[Path], checkpoint: Path, *, top: int = TOP, size: int | None = None, device: str | None = None
+    images: Sequence[Path],
+    checkpoint: Path | str,
+    *,
+    top: int = TOP,
+    size: int | None = None,
+    device: str | None = None,
 ) -> Iterator[Classes | UnreadableImage]:
     """The answer for every image, in order; an image that cannot be read gives its error instead."""
     model, card = load_model(checkpoint, device or best_device())

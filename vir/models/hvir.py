@@ -15,6 +15,7 @@ from vir.layers.blocks import Ablation, RetentionBlock, check_ablation, depth_fo
 from vir.layers.patches import both_ways, fold_both_ways, to_map, to_tokens
 from vir.layers.retention import Retention, set_form
 from vir.models.contract import check_output_fmt, init_linear, take_indices
+from vir.weights import pretrained_cfgs
 
 
 def _conv3x3(inputs: int, outputs: int, stride: int = 1, **dd: Any) -> nn.Conv2d:
@@ -253,7 +254,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "hvir_3": _size(64, (128, 256, 512, 1024), (3, 3, 12, 5), (8, 16), 0.3),
     "hvir_4": _size(64, (196, 392, 784, 1568), (3, 3, 12, 5), (16, 32), 0.3),
 }
-default_cfgs = generate_default_cfgs({name: _cfg() for name in SIZES})
+# The star makes the one without weights the default: it has ImageNet's thousand classes.
+_CFGS: dict[str, Any] = {f"{name}.*": _cfg() for name in SIZES}
+_CFGS |= {tag: _cfg(**found) for name in SIZES for tag, found in pretrained_cfgs(name).items()}
+default_cfgs = generate_default_cfgs(_CFGS)
 
 
 def _create(name: str, pretrained: bool, **kwargs: Any) -> HybridVisionRetention:

@@ -1,0 +1,109 @@
+"""Models to hand on, and weights that ship: what their card promises is what they do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from vir import weights
+from vir.checkpoint import Card, load_model, save_model
+from vir.cli import app
+from vir.models import hvir
+
+CLASSES = ("bird", "cat", "dog")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    card = Card(
+        "hvir_tiny", CLASSES, 64, crop_pct=1.0, metrics={"top1": 99.0, "epoch": 3.0},
+        data={"images": 12, "terms": "CC0"}, recipe={"epochs": 5, "batch": 4, "optimizer": "adamw", "lr": 1e-3},
+    )  # fmt: skip
+    file = tmp_path / "best.safetensors"
+    save_model(card.build(), card, file)
+    return file
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for name in CLASSES:
+        folder = tmp_path / "data" / name
+        folder.mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(generator.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return tmp_path / "data"
+
+
+def export(trained: Path, images: Path, out: Path) -> str:
+    done = CliRunner().invoke(
+        app, ["export", str(trained), "--data", str(images), "--out", str(out), "--workers", "0", "--command", "vir x"]
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_an_exported_model_is_as_good_as_its_card_says(trained: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hvir_tiny.pets.safetensors"
+    export(trained, images, out)
+    assert out.stat().st_size < 0.6 * trained.stat().st_size
+    _, card = load_model(out)
+    told = CliRunner().invoke(app, ["evaluate", str(out), "--data", str(images), "--workers", "0"]).output
+    assert f"top-1 {card.metrics['top1']:.2f} %" in told
+    assert card.metrics["images"] == 12
+    assert card.metrics["top1"] != 99.0
+    words = out.with_suffix(".md").read_text()
+    for part in (
+        "hvir_tiny.pets",
+        "bird, cat, dog",
+        f"top-1 {card.metrics['top1']:.2f} %",
+        "CC0",
+        "`vir x`",
+        "5 epochs",
+    ):
+        assert part in words
+
+
+def test_a_failed_export_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.safetensors"
+    done = CliRunner().invoke(app, ["export", str(trained), "--data", str(tmp_path / "nowhere"), "--out", str(out)])
+    assert done.exit_code == 2
+    assert "nowhere" in done.output
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_shipped_weights_are_found_by_name_and_by_timm(
+    trained: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    export(trained, images, shelf / "hvir_tiny.pets.safetensors")
+    monkeypatch.setattr(weights, "FOLDER", shelf)
+    model, _ = load_model("hvir_tiny.pets")
+    found = weights.pretrained_cfgs("hvir_tiny")
+    assert list(found) == ["hvir_tiny.pets"]
+    assert not weights.pretrained_cfgs("hvir_0")
+    by_timm = timm.create_model("hvir_tiny", pretrained=True, pretrained_cfg=hvir._cfg(**found["hvir_tiny.pets"]))
+    image = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        assert torch.equal(by_timm.eval()(image), model(image))
+    assert by_timm.pretrained_cfg["input_size"] == (3, 64, 64)
+    assert by_timm.pretrained_cfg["label_names"] == list(CLASSES)
+
+
+def test_names_without_weights_stay_untrained_and_large() -> None:
+    assert timm.create_model("hvir_tiny").num_classes == 1000
+    assert timm.get_pretrained_cfg("hvir_tiny").num_classes == 1000
+
+
+def test_an_unknown_name_is_answered_with_those_that_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.b.safetensors").touch()
+    monkeypatch.setattr(weights, "FOLDER", tmp_path)
+    done = CliRunner().invoke(app, ["predict", "cat.jpg", "--checkpoint", "nothing"])
+    assert done.exit_code == 2
+    assert "a.b" in done.output
