@@ -1,6 +1,7 @@
 """vir train, finetune, evaluate, predict."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ Data = Annotated[
     str,
     typer.Option(
         "--data",
-        help="A folder with train/ and val/ or of class folders, a .tar of them, or wds/FOLDER of shards.",
+        help="A folder with train/ and val/ or of class folders, a .tar of them, wds/FOLDER of shards, or hfds/NAME.",
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.")]
@@ -48,6 +49,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="An argument of the model, such as patch_size=8 or ablation=gated; repeat for several."),
 ]
+WORKERS = min(4, os.cpu_count() or 1)
 Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
 SaveMinutes = Annotated[float, typer.Option(help="Minutes between saved states inside an epoch.", min=0)]
 Unreadable = Annotated[float, typer.Option(help="Share of unreadable images above which the run stops.", min=0, max=1)]
@@ -80,7 +82,7 @@ def train(
     precision: Precision = None,
     accumulate: Accumulate = None,
     augment: Augment = None,
-    workers: Workers = 4,
+    workers: Workers = WORKERS,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
     terms: Terms = "",
@@ -125,7 +127,7 @@ def finetune(
     precision: Precision = None,
     accumulate: Accumulate = None,
     augment: Augment = None,
-    workers: Workers = 4,
+    workers: Workers = WORKERS,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
     terms: Terms = "",
@@ -255,7 +257,7 @@ def evaluate(
     size: Size = None,
     decay: Decay = "keep",
     batch: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 64,
-    workers: Workers = 4,
+    workers: Workers = WORKERS,
     out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> None:
     """Tell the accuracy of a trained model on a folder of images."""
@@ -290,7 +292,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The file to write, such as birds.safetensors.")],
     data: Data = "data",
     command: Annotated[str, typer.Option(help="How it was trained: goes into the card.")] = "",
-    workers: Workers = 4,
+    workers: Workers = WORKERS,
 ) -> None:
     """Make a copy to hand on: half the size, judged again as it is, with a card in Markdown."""
     from vir.checkpoint import BadCheckpoint

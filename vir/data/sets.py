@@ -1,4 +1,4 @@
-"""Sets of labelled images: a folder per class, and a tar file of such folders."""
+"""Sets of labelled images: a folder per class, a tar file of such folders, a dataset of the Hugging Face hub."""
 
 import os
 import zlib
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from timm.data import add_img_extensions, create_reader, get_img_extensions
+
+from vir.data import hub
 
 Split = Literal["train", "val"]
 FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
@@ -39,9 +41,6 @@ class LabelledImages:
     def name(self, index: int) -> str:
         return self.reader.filename(self.indices[index])
 
-    def path(self, index: int) -> str:
-        return self.reader.filename(self.indices[index], absolute=True)
-
     def per_class(self) -> list[int]:
         counts = [0] * len(self.classes)
         for index in self.indices:
@@ -52,9 +51,11 @@ class LabelledImages:
 def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Split, LabelledImages]:
     """The images to learn from and those to judge by, with the same numbers for the same classes.
 
-    `data` is a folder with train/ and val/, or a folder or tar file of class folders alone. Given classes fix the
-    numbers, as a checkpoint needs it.
+    `data` is a folder with train/ and val/, or a folder or tar file of class folders alone, or hfds/NAME. Given classes
+    fix the numbers, as a checkpoint needs it.
     """
+    if str(data).startswith(hub.PREFIX):
+        return _open_hub(str(data), classes)
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
@@ -67,10 +68,31 @@ def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Sp
 
 def open_images(data: str | Path, classes: Sequence[str]) -> LabelledImages:
     """The images to judge by: the val/ of a folder if it has one, else all that it holds."""
+    if str(data).startswith(hub.PREFIX):
+        return _open_hub(str(data), classes)["val"]
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
     return _open(_find(root, FOLDERS["val"]) or root, classes)
+
+
+def _open_hub(data: str, classes: Sequence[str] | None) -> dict[Split, LabelledImages]:
+    try:
+        readers, names = hub.open_splits(data.removeprefix(hub.PREFIX))
+    except hub.CannotOpen as error:
+        raise NoImages(str(error)) from None
+    if classes is not None and tuple(classes) != names:
+        raise NoImages(f"{data} has the classes {', '.join(names)}, expected {', '.join(classes)}, in this order.")
+    opened = {
+        split: LabelledImages(reader, range(len(reader)), names, list(reader.dataset[reader.label]))
+        for split, reader in readers.items()
+    }
+    found = {split: next((opened[name] for name in FOLDERS[split] if name in opened), None) for split in FOLDERS}
+    if found["train"] is None:
+        raise NoImages(f"{data} has the splits {', '.join(readers)}: expected one called train.")
+    if found["val"] is None:
+        return _split(found["train"])
+    return {"train": found["train"], "val": found["val"]}
 
 
 def _find(root: Path, names: Sequence[str]) -> Path | None:

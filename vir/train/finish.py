@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from PIL import Image
+
 from vir.checkpoint import Card, load_model
 from vir.data.images import open_image
 from vir.data.sets import open_sets
@@ -25,9 +27,16 @@ def finish(run: Run, card: Card) -> Iterator[Path]:
     verdict = judge_set(model, card, images, workers=run.workers, device=best_device())
     report.confusion(verdict.confusion(), list(card.classes), confusion)
     yield confusion
+    places = {Path(images.name(index)): index for _, index, _, _ in verdict.worst}
+
+    def show(name: Path) -> Image.Image:
+        file, _ = images.read(places[name])  # it may lie in an archive
+        with file:
+            return open_image(file)
+
     worst = [
-        report.Mistake(images.path(index), card.classes[truth], card.classes[answer], sure)
+        report.Mistake(images.name(index), card.classes[truth], card.classes[answer], sure)
         for sure, index, truth, answer in verdict.worst
     ]
-    report.mistakes(worst, open_image, mistakes)
+    report.mistakes(worst, show, mistakes)
     yield mistakes
