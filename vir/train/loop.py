@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from rich.console import Console
 from timm.data import create_transform
 from timm.optim import create_optimizer_v2
@@ -30,7 +31,7 @@ from vir.evaluate.classification import Judgement, judge
 from vir.train.logs import Log, Told
 from vir.train.recipes import Recipe
 from vir.train.setup import CannotTrain, Run, build, check_batch, mixing, plain, precision, training_transform
-from vir.train.state import FILE, load_state, save_state
+from vir.train.state import FILE, load_state, save_state, whole_weights
 
 SHORT = 10.0  # seconds: an epoch that ends sooner after the last saved state is not worth another
 CHECKED_STEPS = 20  # between looks at the loss, which make the host wait for the GPU
@@ -79,6 +80,8 @@ class Trainer:
             step_on_epochs=False, updates_per_epoch=self.steps,
         )  # fmt: skip
         self.average = None
+        if recipe.ema and self.accelerator.distributed_type == DistributedType.FSDP:
+            raise CannotTrain("averaged weights cannot be kept of a sharded model (FSDP): turn them off with --ema 0.")
         if recipe.ema:
             self.average = ModelEmaV3(self.accelerator.unwrap_model(self.model), recipe.ema, use_warmup=True)
         self.mixing = mixing(recipe, len(self.card.classes))
@@ -281,12 +284,11 @@ class Trainer:
         if self.log is not None:
             self.log.add(row)
         card = replace(self.card, metrics=verdict.metrics() | {"epoch": float(at.epoch + 1)})
-        if self.main:
-            weights = self.average.module if self.average is not None else self.accelerator.unwrap_model(self.model)
-            if better:
-                self._careful(lambda: save_model(weights, card, self.place.out / "best.safetensors"))
-            if due:
-                self._careful(lambda: save_model(weights, card, self.place.out / "last.safetensors"))
+        names = ["best"] * better + ["last"] * due
+        if names:
+            weights = self.average.module if self.average is not None else whole_weights(self.model)
+            for name in names if self.main else []:
+                self._careful(partial(save_model, weights, card, self.place.out / f"{name}.safetensors"))
         if due:
             self._save()
 

@@ -20,11 +20,16 @@ FILE = "state.safetensors"
 MODEL, AVERAGE, OPTIMIZER = "model", "average", "optimizer"
 
 
+def whole_weights(model: nn.Module) -> dict[str, Any]:
+    """For the first process, on the CPU; every process takes part, because a sharded model must be gathered."""
+    return get_model_state_dict(model, options=WHOLE)
+
+
 def save_state(
     file: Path, model: nn.Module, optimizer: Optimizer, average: nn.Module | None, stands: dict[str, Any], write: bool
 ) -> None:
-    """Every process takes part, because a sharded model must be gathered; one of them writes."""
-    weights: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
+    """Every process takes part; one of them writes."""
+    weights = whole_weights(model)
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=WHOLE)
     if not write:
         return
