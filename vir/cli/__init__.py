@@ -10,10 +10,12 @@ from rich.table import Table
 import vir
 from vir.cli.bench import bench
 from vir.cli.shared import Sizes, console, fail, megabytes
+from vir.cli.streaming import stream
 from vir.cli.training import add_commands
 
 app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
 add_commands(app)
+app.command()(stream)
 app.add_typer(bench, name="bench")
 
 

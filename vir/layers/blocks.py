@@ -85,3 +85,9 @@ class RetentionBlock(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         x = x + self.drop_path1(self.retention(self.norm1(x), grid, getattr(self.ls1, "gamma", None)))
         return x + self.drop_path2(self.mlp(self.norm2(x), getattr(self.ls2, "gamma", None)))
+
+    def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As forward in evaluation, of a band of whole rows: from the state above them to that below."""
+        out, state = self.retention.stream(self.norm1(x), cols, state, getattr(self.ls1, "gamma", None))
+        x = x + out
+        return x + self.mlp(self.norm2(x), getattr(self.ls2, "gamma", None)), state

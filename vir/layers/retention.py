@@ -100,10 +100,7 @@ class MultiHeadRetention(nn.Module):
         self.form, self.chunk = form, chunk
 
     def forward(self, x: Tensor, grid: Grid, layer_scale: Tensor | None = None) -> Tensor:
-        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)  # b n h d
-        scale = None
-        if self.scaled == "key":
-            k, scale = k * k.shape[-1] ** -0.5, 1.0
+        q, k, v, scale = self._heads_of(x)
         # In fp16 a sum over thousands of tokens can leave its range before the norm.
         dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
         gamma = _decay_for(x, self.heads, self.decay, self.stretch)
@@ -111,6 +108,28 @@ class MultiHeadRetention(nn.Module):
             out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
         else:
             out = ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
+        return self._joined(out, x, layer_scale)
+
+    def stream(
+        self, x: Tensor, cols: int, state: Tensor | None, layer_scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As forward, of an image that comes in bands of whole rows: from the state above them to that below."""
+        q, k, v, scale = self._heads_of(x)
+        gamma = _decay_for(x, self.heads, self.decay, self.stretch)
+        if self.retention == "1d":
+            out, state = ops.retention_1d_stream(q, k, v, gamma, state, chunk=self.chunk, scale=scale)
+        else:
+            out, state = ops.retention_2d_stream(q, k, v, gamma, cols, state, chunk=self.chunk, scale=scale)
+        return self._joined(out, x, layer_scale), state
+
+    def _heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float | None]:
+        """q, k, v as `b n h d`, and the scale of the query where it is not the usual one."""
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)
+        if self.scaled == "key":
+            return q, k * k.shape[-1] ** -0.5, v, 1.0
+        return q, k, v, None
+
+    def _joined(self, out: Tensor, x: Tensor, layer_scale: Tensor | None) -> Tensor:
         out = self.norm(out.flatten(2)).to(x.dtype)
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out

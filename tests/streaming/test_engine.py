@@ -1,0 +1,113 @@
+"""A streamed image gives the numbers of the whole image at once, whatever its size and the height of the bands."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from vir.layers.retention import stretch_decay
+from vir.streaming import Band, CannotStream, Streamer, stream
+from vir.streaming.positions import Positions
+from vir.streaming.readers import ArrayReader
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+
+
+def made(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "heads": 3}
+    model = timm.create_model("vir_tiny_patch16_224", num_classes=5, init_values=0.5, **{**sizes, **options})
+    return model.eval()
+
+
+def photograph(height: int, width: int, dtype: Any = np.uint8) -> np.ndarray:
+    generator = np.random.default_rng(0)
+    return generator.integers(0, np.iinfo(dtype).max, (height, width, 3), dtype=dtype)
+
+
+def whole(model: nn.Module, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Features of all patches and logits, the image at once."""
+    x = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1) / np.iinfo(pixels.dtype).max
+    x = (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    with torch.inference_mode():
+        return model.forward_features(x[None])[0], model(x[None])[0]
+
+
+@pytest.mark.parametrize("retention", ["1d", "2d"])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (61, 83), (8, 100), (200, 8), (5, 3)])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_equal_to_the_whole_image(retention: str, height: int, width: int, rows: int) -> None:
+    model, pixels = made(retention=retention), photograph(height, width)
+    features, logits = whole(model, pixels)
+    *bands, answer = stream(model, ArrayReader(pixels), band_rows=rows, mean=MEAN, std=STD)
+    torch.testing.assert_close(answer, logits, rtol=1e-4, atol=1e-4)
+    streamed = torch.cat([band.features.flatten(0, 1) for band in bands])
+    torch.testing.assert_close(streamed, features[:-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bands[0].scores, model.head(bands[0].features))
+    assert [band.top for band in bands] == list(range(0, -(-height // 8), rows))
+
+
+@pytest.mark.parametrize("options", [{"ablation": "gated"}, {"ablation": "scaled_key"}, {"ablation": "no_class_token"}])
+def test_ablations_stream_too(options: dict[str, Any]) -> None:
+    model, pixels = made(retention="2d", **options), photograph(40, 56)
+    *_, answer = stream(model, ArrayReader(pixels), band_rows=2, mean=MEAN, std=STD)
+    torch.testing.assert_close(answer, whole(model, pixels)[1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_mean_of_the_patches_can_answer_instead() -> None:
+    model, pixels = made(), photograph(40, 56)
+    *_, answer = stream(model, ArrayReader(pixels), band_rows=2, mean=MEAN, std=STD, pool="avg")
+    model.global_pool = "avg"
+    torch.testing.assert_close(answer, whole(model, pixels)[1], rtol=1e-4, atol=1e-4)
+
+
+def test_sixteen_bits_and_another_decay() -> None:
+    model, pixels = made(), photograph(40, 56, np.uint16)
+    *_, answer = stream(model, ArrayReader(pixels), band_rows=2, stretch=0.25, mean=MEAN, std=STD)
+    torch.testing.assert_close(answer, whole(model, pixels)[1], rtol=1e-4, atol=1e-4)
+    stretch_decay(model, 1.0)
+    assert not torch.allclose(answer, whole(model, pixels)[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (9, 5), (3, 40), (1, 1), (257, 2)])
+def test_positions_by_band_are_those_of_the_whole(grid: tuple[int, int]) -> None:
+    learned = torch.randn(1, 4 * 4, 6)
+    want = resample_abs_pos_embed(learned, list(grid), [4, 4], num_prefix_tokens=0)
+    positions = Positions(learned, (4, 4), grid)
+    got = torch.cat([positions.of_rows(i, min(i + 2, grid[0])) for i in range(0, grid[0], 2)], 1)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_bands_that_do_not_fit_are_refused() -> None:
+    streamer = Streamer(made(), 40, 24)
+    good = photograph(16, 24)
+    cases = [
+        (photograph(16, 16), "16 px wide"),
+        (photograph(12, 24), "multiple of 8"),
+        (photograph(48, 24), "ends at row 48"),
+        (good[..., :2], "shape"),
+        (good.astype(float), "float64"),
+    ]
+    for bad, says in cases:
+        with pytest.raises(CannotStream, match=says):
+            streamer.pass_band(bad)
+    assert isinstance(streamer.pass_band(good), Band)
+    with pytest.raises(CannotStream, match="2 of 5"):
+        streamer.answer()
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda: timm.create_model("hvir_tiny"), "vir_small_patch16_224"),
+        (lambda: timm.create_model("vit_tiny_patch16_224"), "attention"),
+        (lambda: made(ablation="multipass"), "multipass"),
+    ],
+)
+def test_models_that_look_both_ways_are_refused(model: Any, says: str) -> None:
+    with pytest.raises(CannotStream, match=says):
+        Streamer(model(), 64, 64)

@@ -1,0 +1,168 @@
+"""Depth first: a band of patch rows goes through all layers before the next one is read.
+
+A layer remembers a state and nothing else: in 1D one for the whole image, in 2D one for each column. So memory does not
+grow with the rows of an image, and the numbers are those of the whole image at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vir.layers.retention import stretch_decay
+from vir.models.vir import SIZES, VisionRetention
+from vir.streaming.positions import Positions
+from vir.streaming.readers import Reader
+
+Pool = Literal["token", "avg"]
+BAND_TOKENS = 16384  # of a band, if nobody says how many rows it has: enough to keep a processor busy
+
+
+class CannotStream(ValueError):
+    """The model or the image cannot be streamed: why, and what can be done."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Some rows of patches: where they begin, and what the model makes of each patch."""
+
+    top: int
+    features: Tensor  # rows cols channels, after the last norm
+    scores: Tensor  # rows cols classes, by the model's own head
+
+    @property
+    def rows(self) -> int:
+        return self.features.shape[0]
+
+
+class Streamer:
+    """A model on its way down one image: bands go in, features and scores come out, states stay."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        height: int,
+        width: int,
+        *,
+        mean: tuple[float, ...] = (0.5, 0.5, 0.5),
+        std: tuple[float, ...] = (0.5, 0.5, 0.5),
+        pool: Pool | None = None,
+    ) -> None:
+        check_model(model)
+        assert isinstance(model, VisionRetention)
+        if height < 1 or width < 1:
+            raise CannotStream(f"the image is {height} x {width} px: expected at least one pixel.")
+        self.model = model.eval()
+        self.device = model.pos_embed.device
+        self.dtype = model.pos_embed.dtype
+        self.patch = model.patch_embed.patch_size[0]
+        self.height, self.width = height, width
+        self.grid = -(-height // self.patch), -(-width // self.patch)
+        self.pool = _check_pool(model, pool)
+        self.positions = Positions(model.pos_embed, model.patch_embed.grid_size, self.grid)
+        self.mean, self.std = (torch.tensor(x, device=self.device)[:, None, None] for x in (mean, std))
+        self.row = 0  # of patches: how far it has come
+        self.states: list[Tensor | None] = [None] * len(model.blocks)
+        self.sum = torch.zeros(model.embed_dim, dtype=torch.float64, device=self.device)  # of all patches' features
+
+    @torch.no_grad()
+    def pass_band(self, pixels: np.ndarray) -> Band:
+        """The next rows of pixels, `height width 3`: a multiple of the patch size, but for the last band."""
+        top = self.row
+        rows = -(-pixels.shape[0] // self.patch)
+        self._check_band(pixels, rows)
+        patches = self.model.patch_embed(self._normalized(pixels))
+        x = patches.flatten(1, 2) + self.positions.of_rows(top, top + rows)
+        for i, block in enumerate(self.model.blocks):
+            x, self.states[i] = block.stream(x, self.grid[1], self.states[i])  # type: ignore[operator]
+        x = self.model.norm(x)[0]
+        self.sum += x.sum(0, dtype=torch.float64)
+        self.row += rows
+        features = x.unflatten(0, (rows, self.grid[1]))
+        return Band(top, features, self.model.head(features))
+
+    @torch.no_grad()
+    def answer(self) -> Tensor:
+        """The logits of the whole image, once all of it has passed."""
+        if self.row < self.grid[0]:
+            raise CannotStream(f"{self.row} of {self.grid[0]} rows of patches have passed: pass the others first.")
+        if self.pool == "avg":
+            pooled = (self.sum / (self.grid[0] * self.grid[1])).to(self.dtype)
+        else:
+            x = self.model.cls_token
+            for block, state in zip(self.model.blocks, self.states, strict=True):
+                x, _ = block.stream(x, self.grid[1], state)  # type: ignore[operator]
+            pooled = self.model.norm(x)[0, 0]
+        return self.model.head(pooled)
+
+    def _normalized(self, pixels: np.ndarray) -> Tensor:
+        image = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(2, 0, 1)
+        largest = 255 if pixels.dtype == np.uint8 else 65535
+        return ((image.float() / largest - self.mean) / self.std).to(self.dtype)[None]
+
+    def _check_band(self, pixels: np.ndarray, rows: int) -> None:
+        if pixels.dtype not in (np.uint8, np.uint16) or pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise CannotStream(
+                f"a band has shape {pixels.shape} and numbers of {pixels.dtype}, expected rows x {self.width} x 3 "
+                "of uint8 or uint16."
+            )
+        if pixels.shape[1] != self.width:
+            raise CannotStream(f"a band is {pixels.shape[1]} px wide, expected {self.width} px, the image's width.")
+        end = self.row * self.patch + pixels.shape[0]
+        if end > self.height or (end < self.height and pixels.shape[0] % self.patch):
+            raise CannotStream(
+                f"a band of {pixels.shape[0]} rows of pixels ends at row {end} of {self.height}: expected a multiple "
+                f"of {self.patch} rows, and at the end as many as are left."
+            )
+
+
+def check_model(model: nn.Module) -> None:
+    names = ", ".join(SIZES)
+    if not isinstance(model, VisionRetention):
+        raise CannotStream(
+            f"{type(model).__name__} cannot stream: it looks below a row as well as above it, as HViR's convolutions "
+            f"and every attention do. These models can: {names}."
+        )
+    if model.multipass:
+        raise CannotStream("ablation='multipass' reads an image backwards as well and cannot stream. Leave it out.")
+    size = model.patch_embed.patch_size
+    if size[0] != size[1]:
+        raise CannotStream(f"patches of {size[0]} x {size[1]} px: expected square ones.")
+
+
+def _check_pool(model: VisionRetention, pool: Pool | None) -> Pool:
+    if pool == "token" and model.cls_token is None:
+        raise CannotStream("pool='token', but this model has no class token: use pool='avg'.")
+    if pool is not None:
+        return pool
+    return "avg" if model.global_pool == "avg" or model.cls_token is None else "token"
+
+
+def stream(
+    model: nn.Module, reader: Reader, *, band_rows: int | None = None, stretch: float | None = None, **options: object
+) -> Iterator[Band | Tensor]:
+    """All bands of an image, one after the other, and at the end the logits of the whole.
+
+    `reader` has `shape` (height, width, ...) and `read_rows(start, stop)`. `stretch` is a power of the decay: old / new
+    patches of a side keep what a head sees in proportion to the image.
+    """
+    if stretch is not None:
+        stretch_decay(model, stretch)
+    streamer = Streamer(model, *reader.shape[:2], **options)  # type: ignore[arg-type]
+    rows = band_rows or default_rows(streamer.grid[1])
+    yield from bands(streamer, reader, rows)
+    yield streamer.answer()
+
+
+def default_rows(cols: int) -> int:
+    return max(1, BAND_TOKENS // cols)
+
+
+def bands(streamer: Streamer, reader: Reader, rows: int) -> Iterator[Band]:
+    """From where the streamer stands to the end."""
+    step = rows * streamer.patch
+    for start in range(streamer.row * streamer.patch, streamer.height, step):
+        yield streamer.pass_band(reader.read_rows(start, min(start + step, streamer.height)))

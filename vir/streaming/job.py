@@ -1,0 +1,130 @@
+"""One image from the first row to the last, written as it comes; killed at any moment, it goes on."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vir import checkpoint
+from vir.streaming.engine import CannotStream, Streamer, bands
+from vir.streaming.maps import RowFile
+from vir.streaming.readers import Reader
+
+PROGRESS = "progress.safetensors"
+ANSWER = "answer.json"
+SCORES, FEATURES = "scores.npy", "features.npy"
+SAVE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """How far a run has come."""
+
+    rows: int  # of pixels
+    pixels: int  # since it was started
+    seconds: float
+
+
+class Job:
+    def __init__(
+        self,
+        streamer: Streamer,
+        reader: Reader,
+        rows: int,
+        out: Path,
+        identity: dict[str, Any],
+        *,
+        resume: bool = False,
+        restart: bool = False,
+        features: bool = False,
+        save_seconds: float = SAVE_SECONDS,
+    ) -> None:
+        self.streamer, self.reader, self.out = streamer, reader, out
+        self.save_seconds = save_seconds
+        self.identity = {**identity, "rows": rows, "features": features, "pool": streamer.pool}
+        self.file = out / PROGRESS
+        out.mkdir(parents=True, exist_ok=True)
+        unfinished = self.file.exists() and not restart
+        if unfinished and not resume:
+            raise CannotStream(f"{out} holds an unfinished run: --resume goes on with it, --restart begins again.")
+        if resume and not self.file.exists():
+            raise CannotStream(f"{out} holds no unfinished run to go on with: leave --resume out.")
+        if unfinished:
+            self._restore()
+        else:
+            self.file.unlink(missing_ok=True)
+            (out / ANSWER).unlink(missing_ok=True)
+        self.rows = self.identity["rows"]
+        self.maps = self._open_maps(again=unfinished)
+
+    def _open_maps(self, again: bool) -> dict[str, RowFile]:
+        rows, cols = self.streamer.grid
+        sizes = {SCORES: self.streamer.model.num_classes}
+        if self.identity["features"]:
+            sizes[FEATURES] = self.streamer.model.embed_dim
+        return {name: RowFile(self.out / name, (rows, cols, size), again) for name, size in sizes.items() if size}
+
+    def run(self, say: Callable[[Done], None] = lambda done: None) -> Tensor:
+        """The logits of the whole image; everything else is in files by then."""
+        began, saved, first = time.monotonic(), time.monotonic(), self.streamer.row
+        try:
+            for band in bands(self.streamer, self.reader, self.rows):
+                made = {SCORES: band.scores, FEATURES: band.features}
+                for name, map_ in self.maps.items():
+                    map_.write(band.top, made[name].float().cpu().numpy())
+                height = min(self.streamer.row * self.streamer.patch, self.streamer.height)
+                pixels = (height - first * self.streamer.patch) * self.streamer.width
+                say(Done(height, pixels, time.monotonic() - began))
+                if time.monotonic() - saved >= self.save_seconds:
+                    self._save()
+                    saved = time.monotonic()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        except OSError as error:
+            raise CannotStream(
+                f"{error}. What was written and saved before is kept in {self.out}: make room and go on with --resume."
+            ) from error
+        finally:
+            for map_ in self.maps.values():
+                map_.close()
+        logits = self.streamer.answer()
+        self.file.unlink(missing_ok=True)
+        return logits
+
+    def _save(self) -> None:
+        """What the maps hold by now lies in their files already, so that the place never runs ahead of them."""
+        tensors = {f"state/{i}": x for i, x in enumerate(self.streamer.states) if x is not None}
+        header = {"row": self.streamer.row, "identity": self.identity}
+        checkpoint.write({**tensors, "sum": self.streamer.sum}, header, self.file)
+
+    def _restore(self) -> None:
+        tensors, header = checkpoint.read(self.file)
+        theirs = header["identity"]
+        self.identity["rows"] = theirs["rows"]  # other bands would round otherwise
+        different = [name for name, value in self.identity.items() if json.loads(json.dumps(value)) != theirs.get(name)]
+        if different:
+            raise CannotStream(
+                f"{self.out} holds an unfinished run with another {' and '.join(different)}: choose another --out, or "
+                "begin again with --restart."
+            )
+        device = self.streamer.device
+        self.streamer.row = header["row"]
+        self.streamer.sum = tensors["sum"].to(device)
+        for i in range(len(self.streamer.states)):
+            self.streamer.states[i] = tensors[f"state/{i}"].to(device)
+
+
+def identity_of(image: Path, model: torch.nn.Module, card: dict[str, Any], stretch: float) -> dict[str, Any]:
+    """What must not change between a run and the one that goes on with it."""
+    state = image.stat()
+    weight = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
+    return {
+        "image": [image.name, state.st_size, state.st_mtime_ns], "model": [card["model"], weight], "decay": stretch,
+        "device": next(model.parameters()).device.type,
+    }  # fmt: skip
