@@ -23,6 +23,12 @@ MARKS = {
     "1D": "kernel 1D",
     "2D": "kernel 2D",
 }
+STREAMED = {
+    "1D streamed": "kernel 1D",
+    "2D streamed": "kernel 2D",
+    "tiles": "best of fla",
+    "parallel": "PyTorch 2D",
+}
 
 
 def operators(rows: Rows, origin: dict[str, Any], file: Path) -> None:
@@ -105,10 +111,34 @@ def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     _finish(figure, origin, file)
 
 
+def streaming(rows: Rows, origin: dict[str, Any], file: Path) -> None:
+    """Peak memory and speed against the size of the image; a cross at the last size where a contender gave up."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        mine = [row for row in rows if row["contender"] == name]
+        ran = [row for row in mine if row["megapixels_per_second"]]
+        colour = next((COLOURS[key] for mark, key in STREAMED.items() if mark in name), COLOURS["attention"])
+        sizes = [row["height"] * row["width"] / 1e6 for row in ran]
+        for panel, values in (
+            (panels[0], [(row["peak_bytes"] or 0) / 1e9 for row in ran]),
+            (panels[1], [row["megapixels_per_second"] for row in ran]),
+        ):
+            panel.plot(sizes, values, marker="o", color=colour, label=name)
+            if ran and len(ran) < len(mine):
+                panel.plot(sizes[-1:], values[-1:], marker="x", markersize=14, color=colour)
+    for panel, title, unit in zip(panels, ("peak memory", "speed"), ("GB", "megapixels/s"), strict=True):
+        panel.set(xscale="log", yscale="log", xlabel="megapixels", ylabel=unit, title=title)
+    panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    _finish(figure, origin, file)
+
+
 def kind(row: dict[str, Any]) -> Callable[[Rows, dict[str, Any], Path], None]:
     """What draws such a row."""
     if "forward" in row:
         return operators
+    if "contender" in row:
+        return streaming
     return hierarchy if row["family"] == "HViR" else models
 
 

@@ -194,6 +194,44 @@ def bench_hvir(
         console.print(f"drawn to {plot}")
 
 
+@bench.command("stream")
+def bench_stream(
+    kind: Annotated[str, typer.Option("--model", help="S, B or L.")] = "S",
+    heights: Annotated[
+        list[int] | None, typer.Option("--height", help="Rows of pixels; repeat for several.", min=16)
+    ] = None,
+    width: Annotated[int, typer.Option(help="Columns of pixels.", min=16)] = 4096,
+    patience: Annotated[float, typer.Option(help="Seconds of a run above which larger images are left out.")] = 120.0,
+    threads: Threads = 2,
+    out: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare streaming with tiles and with whole images, on this GPU or CPU: megapixels/s and peak memory."""
+    from vir.bench import plots, streaming
+    from vir.predict import best_device
+
+    if kind not in streaming.KINDS:
+        fail(f"--model {kind}: expected one of {', '.join(streaming.KINDS)}.")
+    torch.set_num_threads(threads)
+    device = best_device()
+    table = Table("contender", "height", "megapixels", "megapixels/s", "peak memory")
+    rows: list[dict[str, Any]] = []
+    origin = _origin(device, "bf16" if device == "cuda" else "float32")
+    heights = heights or [1024, 4096, 16384, 65536]
+    with console.status("") as status:
+        for row in streaming.compare(kind, heights, width, torch.device(device), patience, status.update):
+            rows.append(row.as_dict())
+            _keep(rows, origin, out)
+            speed = row.missing or f"{row.megapixels_per_second:.2f}"
+            size = megabytes(row.peak_bytes) if row.megapixels_per_second else ""
+            table.add_row(row.contender, f"{row.height:,}", f"{row.height * width / 1e6:,.1f}", speed, size)
+    console.print(table)
+    _tell_origin(origin, out)
+    if plot is not None:
+        plots.streaming(rows, origin, plot)
+        console.print(f"drawn to {plot}")
+
+
 @bench.command("draw")
 def bench_draw(
     files: Annotated[list[Path], typer.Argument(help="What --json wrote, of one kind of benchmark.")],
@@ -208,7 +246,7 @@ def bench_draw(
             found.append(json.loads(file.read_text()))
             kinds = {plots.kind(row) for one in found for row in one["rows"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            fail(f"{file} is not what vir bench ops, models or hvir writes with --json: {error!r}.")
+            fail(f"{file} is not what vir bench ops, models, hvir or stream writes with --json: {error!r}.")
     if len(kinds) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         fail(f"the files hold {names}: expected figures of one kind of benchmark.")

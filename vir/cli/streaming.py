@@ -90,7 +90,7 @@ def _run(model: Any, card: Any, reader: Any, image: Path, given: dict[str, Any])
     half = given["precision"] == "bf16" or (given["precision"] in (None, "auto") and next(model.parameters()).is_cuda)
     model = model.to(torch.bfloat16) if half else model
     streamer = Streamer(model, *reader.shape[:2], mean=card.mean, std=card.std, pool=given["pool"])
-    rows = given["band"] or default_rows(grid[1])
+    rows = given["band"] or default_rows(grid[1], streamer.device.type)
     if given["memory"]:
         rows = rows_within(model, grid[1], parse_bytes(given["memory"]), rows)
     identity = identity_of(image, model, {"model": card.model}, stretch)

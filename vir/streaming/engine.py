@@ -18,7 +18,8 @@ from vir.streaming.positions import Positions
 from vir.streaming.readers import Reader
 
 Pool = Literal["token", "avg"]
-BAND_TOKENS = 16384  # of a band, if nobody says how many rows it has: enough to keep a processor busy
+# Of a band, if nobody says how many rows it has: what a CPU's cache holds, what keeps a GPU busy.
+BAND_TOKENS = {"cpu": 2048, "cuda": 32768}
 
 
 class CannotStream(ValueError):
@@ -152,13 +153,13 @@ def stream(
     if stretch is not None:
         stretch_decay(model, stretch)
     streamer = Streamer(model, *reader.shape[:2], **options)  # type: ignore[arg-type]
-    rows = band_rows or default_rows(streamer.grid[1])
+    rows = band_rows or default_rows(streamer.grid[1], streamer.device.type)
     yield from bands(streamer, reader, rows)
     yield streamer.answer()
 
 
-def default_rows(cols: int) -> int:
-    return max(1, BAND_TOKENS // cols)
+def default_rows(cols: int, device: str) -> int:
+    return max(1, BAND_TOKENS.get(device, 16384) // cols)
 
 
 def bands(streamer: Streamer, reader: Reader, rows: int) -> Iterator[Band]:

@@ -1,0 +1,171 @@
+"""Images of growing height: streamed, in tiles, and at once. Megapixels a second and peak memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from torch import nn
+
+from vir.bench.gpu import peak_gpu_memory
+from vir.bench.measure import peak_memory
+from vir.layers.retention import set_form
+from vir.streaming import Streamer
+from vir.streaming.engine import bands, default_rows
+
+TILE = 1024  # pixels of a side, the usual way with large images
+TILES = {"cpu": 2, "cuda": 32}  # at a time
+KINDS = {"S": "small", "B": "base", "L": "large"}
+
+
+@dataclass(frozen=True)
+class Row:
+    contender: str
+    height: int
+    width: int
+    megapixels_per_second: float | None
+    peak_bytes: int | None  # beyond the weights
+    missing: str = ""  # why there is no figure
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class MadePixels:
+    """An image of any height that is nowhere: rows are made when they are asked for."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.shape = height, width, 3
+        self.rows = np.random.default_rng(0).integers(0, 255, (997, width, 3), dtype=np.uint8)
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.rows[np.arange(start, stop) % len(self.rows)]
+
+
+Run = Callable[[nn.Module, MadePixels, torch.device, torch.dtype], None]
+
+
+def streamed(model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype) -> None:
+    streamer = Streamer(model, *image.shape[:2])
+    for band in bands(streamer, image, default_rows(streamer.grid[1], device.type)):
+        band.scores.float().cpu()
+    streamer.answer().cpu()
+
+
+@torch.inference_mode()
+def in_tiles(model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype) -> None:
+    """Each tile for itself: nothing is seen beyond its border."""
+    height, width, _ = image.shape
+    waiting: list[torch.Tensor] = []
+    for top in range(0, height, TILE):
+        rows = image.read_rows(top, min(top + TILE, height))
+        waiting += [torch.from_numpy(rows[:, left : left + TILE].copy()) for left in range(0, width, TILE)]
+        last = top + TILE >= height
+        while waiting and (last or len(waiting) >= TILES[device.type]):
+            some, waiting = waiting[: TILES[device.type]], waiting[TILES[device.type] :]
+            x = _normalized(torch.stack(some).to(device), dtype)
+            model.head(model.forward_features(x)).float().cpu()  # type: ignore[operator]
+
+
+@torch.inference_mode()
+def at_once(model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype) -> None:
+    pixels = torch.from_numpy(image.read_rows(0, image.shape[0]))[None].to(device)
+    model(_normalized(pixels, dtype)).cpu()
+
+
+def _normalized(pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return ((pixels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5).to(dtype)
+
+
+def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
+    name = KINDS[kind]
+
+    def vir(**options: Any) -> nn.Module:
+        return timm.create_model(f"vir_{name}_patch16_224", **options)
+
+    def parallel() -> nn.Module:
+        model = vir()
+        set_form(model, "parallel")
+        return model
+
+    label = f"{kind}/16"
+    vit = f"vit_{name}_patch16_224"
+    return {
+        f"ViR-{label} 1D streamed": (vir, streamed),
+        f"ViR-{label} 2D streamed": (lambda: vir(retention="2d"), streamed),
+        f"ViR-{label} 1D in tiles": (lambda: vir(img_size=TILE), in_tiles),
+        f"ViR-{label} 1D parallel, at once": (parallel, at_once),
+        f"ViT-{label} at once": (lambda: timm.create_model(vit, dynamic_img_size=True), at_once),
+    }
+
+
+def compare(
+    kind: str,
+    heights: list[int],
+    width: int,
+    device: torch.device,
+    patience: float,
+    say: Callable[[str], None] = lambda step: None,
+) -> Iterator[Row]:
+    """Contender by contender, from the lowest image up; times first, because measuring memory slows a CPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    found: list[Row] = []
+    for name, (make, run) in contenders(kind).items():
+        model = make().to(device, dtype).eval()
+        run(model, MadePixels(min(TILE, *heights), width), device, dtype)  # warms up
+        found += _speeds(
+            name, partial(run, model), sorted(heights), width, device, dtype, patience, run is at_once, say
+        )
+        del model
+    for name, (make, run) in contenders(kind).items():
+        model = make().to(device, dtype).eval()
+        for row in (row for row in found if row.contender == name):
+            say(f"memory of {name}, {row.height:,} x {width:,} px")
+            if row.megapixels_per_second is not None:
+                call = partial(run, model, MadePixels(row.height, width), device, dtype)
+                row = replace(row, peak_bytes=_peak(call, device))
+            yield row
+        del model
+
+
+def _speeds(
+    name: str,
+    run: Callable[..., None],
+    heights: list[int],
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    patience: float,
+    quadratic: bool,
+    say: Callable[[str], None],
+) -> Iterator[Row]:
+    """A height that is foretold to take too long is left out, and all above it."""
+    last: tuple[int, float] | None = None
+    missing = ""
+    for height in heights:
+        say(f"{name}, {height:,} x {width:,} px")
+        if last is not None and last[1] * (height / last[0]) ** (2 if quadratic else 1) > patience:
+            missing = missing or "too slow"
+        if missing:
+            yield Row(name, height, width, None, None, missing)
+            continue
+        start = perf_counter()
+        try:
+            run(MadePixels(height, width), device, dtype)
+        except (torch.OutOfMemoryError, MemoryError):
+            missing = "out of memory"
+        except RuntimeError as error:
+            if "alloc" not in str(error):  # a CPU's allocator has no error of its own
+                raise
+            missing = "out of memory"
+        seconds = perf_counter() - start
+        last = height, seconds
+        yield Row(name, height, width, None if missing else height * width / 1e6 / seconds, None, missing)
+
+
+def _peak(call: Callable[[], None], device: torch.device) -> int | None:
+    return peak_gpu_memory(call) if device.type == "cuda" else peak_memory(call)
