@@ -71,19 +71,6 @@ def test_the_answer_the_map_and_the_scores(model: Path, image: Path, tmp_path: P
     assert not (tmp_path / "out" / "progress.safetensors").exists()
 
 
-class Interrupted(ArrayReader):
-    """Stops in the middle, as Ctrl-C does."""
-
-    def __init__(self, pixels: np.ndarray, after: int, error: type[BaseException]) -> None:
-        super().__init__(pixels)
-        self.after, self.error = after, error
-
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        if start >= self.after:
-            raise self.error
-        return super().read_rows(start, stop)
-
-
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_interrupted_and_resumed_to_the_same_bits(pool: str, model: Path, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (330, 100, 3), dtype=np.uint8)
@@ -94,8 +81,8 @@ def test_interrupted_and_resumed_to_the_same_bits(pool: str, model: Path, tmp_pa
         return Job(streamer, reader, rows, tmp_path / name, {"image": "x"}, resume=resume)
 
     want = job("whole", ArrayReader(pixels)).run()
-    with pytest.raises(KeyboardInterrupt):
-        job("broken", Interrupted(pixels, 150, KeyboardInterrupt)).run()
+    broken = job("broken", ArrayReader(pixels))
+    assert broken.run(stop=lambda: broken.streamer.row >= 21) is None
     with pytest.raises(CannotStream, match="--resume"):
         job("broken", ArrayReader(pixels))
     again = job("broken", ArrayReader(pixels), resume=True, rows=7)
@@ -109,9 +96,8 @@ def test_interrupted_and_resumed_to_the_same_bits(pool: str, model: Path, tmp_pa
 def test_another_image_or_model_is_not_gone_on_with(model: Path, tmp_path: Path) -> None:
     pixels = np.zeros((330, 100, 3), np.uint8)
     trained, _ = load_model(model)
-    broken = Job(Streamer(trained, 330, 100), Interrupted(pixels, 150, KeyboardInterrupt), 3, tmp_path, {"image": "x"})
-    with pytest.raises(KeyboardInterrupt):
-        broken.run()
+    broken = Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "x"})
+    assert broken.run(stop=lambda: True) is None
     with pytest.raises(CannotStream, match="another image"):
         Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "y"}, resume=True)
     Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "y"}, restart=True).run()
@@ -149,7 +135,8 @@ app(sys.argv[1:])
 """
 
 
-def test_killed_it_goes_on_to_the_same_bytes(model: Path, image: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_it_goes_on_to_the_same_bytes(how: int, model: Path, image: Path, tmp_path: Path) -> None:
     common = ["stream", str(image), "--checkpoint", str(model), "--band", "2"]
     process = subprocess.Popen([sys.executable, "-c", SLOW, *common, "--out", str(tmp_path / "killed")])
     progress = tmp_path / "killed" / "progress.safetensors"
@@ -157,8 +144,8 @@ def test_killed_it_goes_on_to_the_same_bytes(model: Path, image: Path, tmp_path:
         if progress.exists():
             break
         time.sleep(0.1)
-    process.kill()
-    process.wait()
+    process.send_signal(how)
+    assert process.wait() == (-how if how == signal.SIGKILL else 130)
     assert progress.exists()
     for name, more in (("killed", ["--resume"]), ("whole", [])):
         done = CliRunner().invoke(app, [*common, "--out", str(tmp_path / name), *more])

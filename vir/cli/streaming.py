@@ -2,7 +2,11 @@
 
 import json
 import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any, Literal
 
 import typer
@@ -53,9 +57,6 @@ def stream(
         })  # fmt: skip
     except (BadCheckpoint, UnreadableImage, CannotStream) as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        console.print(f"stopped; what was done is kept in {out}: go on with --resume.")
-        raise typer.Exit(130) from None
     if answer is None:
         return
     if as_json:
@@ -97,6 +98,9 @@ def _run(model: Any, card: Any, reader: Any, image: Path, given: dict[str, Any])
     names = ("out", "resume", "restart", "features")
     job = Job(streamer, reader, rows, identity=identity, **{name: given[name] for name in names})
     logits = _with_progress(job, streamer, quiet=given["quiet"])
+    if logits is None:
+        console.print(f"stopped; what was done is kept in {job.out}: go on with --resume.", highlight=False)
+        raise typer.Exit(130)
     shares = logits.float().softmax(0)
     best = shares.topk(min(5, len(card.classes)))
     answer = {
@@ -109,11 +113,29 @@ def _run(model: Any, card: Any, reader: Any, image: Path, given: dict[str, Any])
     return answer
 
 
+@contextmanager
+def _asked_to_stop() -> Iterator[Event]:
+    """The first Ctrl-C, or a polite kill, ends a run after the band that it is at; the second one at once."""
+    asked = Event()
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    usual = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
 def _with_progress(job: Any, streamer: Any, quiet: bool) -> Any:
     from vir.streaming.budget import memory_in_use
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet) as progress:
+    with _asked_to_stop() as asked, Progress(*columns, console=console, disable=quiet) as progress:
         task = progress.add_task("rows", total=streamer.height, completed=streamer.row * streamer.patch, told="")
 
         def say(done: Any) -> None:
@@ -122,7 +144,7 @@ def _with_progress(job: Any, streamer: Any, quiet: bool) -> Any:
             told = f"{done.rows:,} of {streamer.height:,}, {speed:.1f} megapixels/s, {used:.2f} GB"
             progress.update(task, completed=done.rows, told=told)
 
-        return job.run(say)
+        return job.run(say, asked.is_set)
 
 
 def _explain(model: Any, card: Any, shape: tuple[int, ...], grid: tuple[int, ...]) -> None:

@@ -69,8 +69,14 @@ class Job:
             sizes[FEATURES] = self.streamer.model.embed_dim
         return {name: RowFile(self.out / name, (rows, cols, size), again) for name, size in sizes.items() if size}
 
-    def run(self, say: Callable[[Done], None] = lambda done: None) -> Tensor:
-        """The logits of the whole image; everything else is in files by then."""
+    def run(
+        self, say: Callable[[Done], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
+    ) -> Tensor | None:
+        """The logits of the whole image; everything else is in files by then. None if `stop` ended it between bands.
+
+        An error in the middle of a band leaves the states of some layers ahead of the others: nothing is saved then,
+        and the last save holds.
+        """
         began, saved, first = time.monotonic(), time.monotonic(), self.streamer.row
         try:
             for band in bands(self.streamer, self.reader, self.rows):
@@ -80,12 +86,12 @@ class Job:
                 height = min(self.streamer.row * self.streamer.patch, self.streamer.height)
                 pixels = (height - first * self.streamer.patch) * self.streamer.width
                 say(Done(height, pixels, time.monotonic() - began))
-                if time.monotonic() - saved >= self.save_seconds:
+                stopped = stop() and height < self.streamer.height
+                if stopped or time.monotonic() - saved >= self.save_seconds:
                     self._save()
                     saved = time.monotonic()
-        except KeyboardInterrupt:
-            self._save()
-            raise
+                if stopped:
+                    return None
         except OSError as error:
             raise CannotStream(
                 f"{error}. What was written and saved before is kept in {self.out}: make room and go on with --resume."
