@@ -1,6 +1,8 @@
 """Images of growing height: streamed, in tiles, and at once. Megapixels a second and peak memory."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -111,7 +113,7 @@ def compare(
     patience: float,
     say: Callable[[str], None] = lambda step: None,
 ) -> Iterator[Row]:
-    """Contender by contender, from the lowest image up; times first, because measuring memory slows a CPU."""
+    """Contender by contender, from the lowest image up; first their times, then their memory."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found: list[Row] = []
     for name, (make, run) in contenders(kind).items():
@@ -121,15 +123,11 @@ def compare(
             name, partial(run, model), sorted(heights), width, device, dtype, patience, run is at_once, say
         )
         del model
-    for name, (make, run) in contenders(kind).items():
-        model = make().to(device, dtype).eval()
-        for row in (row for row in found if row.contender == name):
-            say(f"memory of {name}, {row.height:,} x {width:,} px")
-            if row.megapixels_per_second is not None:
-                call = partial(run, model, MadePixels(row.height, width), device, dtype)
-                row = replace(row, peak_bytes=_peak(call, device))
-            yield row
-        del model
+    for row in found:
+        if row.megapixels_per_second is not None:
+            say(f"memory of {row.contender}, {row.height:,} x {width:,} px")
+            row = replace(row, peak_bytes=_in_a_fresh_process(peak_of, kind, row.contender, row.height, width, device))
+        yield row
 
 
 def _speeds(
@@ -167,5 +165,16 @@ def _speeds(
         yield Row(name, height, width, None if missing else height * width / 1e6 / seconds, None, missing)
 
 
-def _peak(call: Callable[[], None], device: torch.device) -> int | None:
+def peak_of(kind: str, name: str, height: int, width: int, device: torch.device) -> int | None:
+    make, run = contenders(kind)[name]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = make().to(device, dtype).eval()
+    run(model, MadePixels(TILE, width), device, dtype)  # libraries take their memory
+    call = partial(run, model, MadePixels(height, width), device, dtype)
     return peak_gpu_memory(call) if device.type == "cuda" else peak_memory(call)
+
+
+def _in_a_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What others left of the heap would count as well."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

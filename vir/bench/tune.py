@@ -1,4 +1,5 @@
-"""Measure the launch settings of the kernels anew: python -m vir.bench.tune prints the tables of settings.py.
+"""Measure the launch settings of the kernels anew: python -m vir.bench.tune prints the tables of settings.py, or those
+that are named, such as python -m vir.bench.tune WALK WIDE.
 
 First every candidate is compiled and its numbers are checked, in processes of their own, since a bad one can take its
 process down. Then each good one runs at the shapes that a setting serves, alone on the GPU; the best has the smallest
@@ -32,7 +33,7 @@ WIDE = ((32, 64), (64, 8))
 HEAD_SIZES = (32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
 LARGEST_ERROR = {torch.bfloat16: 5e-3, torch.float32: 1e-4}
-SCHEDULES = tuple(product((4, 8), (1, 2, 3)))  # warps, stages
+SCHEDULES = tuple(product((2, 4, 8), (1, 2, 3)))  # warps, stages
 LAUNCHES = [Launch(chunk, *s) for chunk in (16, 32, 64) for s in SCHEDULES]
 TILES = [Tile(*tile, *s) for tile in ((8, 8, 8), (8, 8, 4), (4, 8, 4)) for s in SCHEDULES]
 NARROW_TILES = [Tile(*tile, *s) for tile in ((4, 16, 4), (4, 16, 2), (2, 16, 2)) for s in SCHEDULES]
@@ -163,11 +164,12 @@ def best(group: Group, candidates: list[Any]) -> tuple[Any, float]:
     return chosen, shares[chosen]
 
 
-def tables() -> Iterator[str]:
-    groups = [Group(table, d, dtype) for table in CANDIDATES for dtype in DTYPES for d in HEAD_SIZES]
+def tables(names: list[str]) -> Iterator[str]:
+    groups = [Group(table, d, dtype) for table in names for dtype in DTYPES for d in HEAD_SIZES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         right = dict(zip(groups, pool.map(lambda g: right_ones(g, CANDIDATES[g.table]), groups), strict=True))
-    for table, candidates in CANDIDATES.items():
+    for table in names:
+        candidates = CANDIDATES[table]
         yield f"{table} = {{"
         for group in (g for g in groups if g.table == table):
             found = right[group]
@@ -185,5 +187,7 @@ def tables() -> Iterator[str]:
 if __name__ == "__main__":
     if DEVICE != "cuda":
         sys.exit("python -m vir.bench.tune measures a CUDA GPU and finds none here.")
-    for line in tables():
+    if unknown := set(sys.argv[1:]) - set(CANDIDATES):
+        sys.exit(f"no table {', '.join(sorted(unknown))}: expected some of {', '.join(CANDIDATES)}.")
+    for line in tables(sys.argv[1:] or list(CANDIDATES)):
         print(line, flush=True)

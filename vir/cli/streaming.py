@@ -5,6 +5,7 @@ import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any, Literal
@@ -15,6 +16,22 @@ from rich.table import Table
 
 from vir.cli.shared import console, fail
 from vir.cli.training import Decay, Precision
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for."""
+
+    out: Path
+    memory: str | None
+    band: int | None
+    decay: str
+    pool: Literal["token", "avg"] | None
+    features: bool
+    precision: str | None
+    resume: bool
+    restart: bool
+    quiet: bool
 
 
 def stream(
@@ -51,14 +68,12 @@ def stream(
     try:
         model, card = load_model(checkpoint, best_device())
         reader = open_reader(image)
-        answer = _run(model, card, reader, image, {
-            "out": out, "memory": memory, "band": band, "decay": decay, "pool": pool, "features": features,
-            "precision": precision, "resume": resume, "restart": restart, "explain": explain, "quiet": as_json,
-        })  # fmt: skip
+        wishes = Wishes(out, memory, band, decay, pool, features, precision, resume, restart, quiet=as_json)
+        if explain:
+            return _explain(model, card, reader, decay)
+        answer = _run(model, card, reader, image, wishes)
     except (BadCheckpoint, UnreadableImage, CannotStream) as error:
         fail(str(error))
-    if answer is None:
-        return
     if as_json:
         print(json.dumps(answer))
         return
@@ -67,50 +82,56 @@ def stream(
     console.print(f"map of classes: {out / 'map.png'}; scores of every patch: {out / 'scores.npy'}", highlight=False)
 
 
-def _run(model: Any, card: Any, reader: Any, image: Path, given: dict[str, Any]) -> dict[str, Any] | None:
+def _run(model: Any, card: Any, reader: Any, image: Path, wishes: Wishes) -> dict[str, Any]:
     import torch
 
-    from vir.layers.retention import stretch_decay
     from vir.streaming import Streamer
     from vir.streaming.budget import parse_bytes, rows_within
-    from vir.streaming.engine import check_model, default_rows
+    from vir.streaming.engine import default_rows
     from vir.streaming.job import ANSWER, SCORES, Job, identity_of
     from vir.streaming.maps import draw_classes
 
-    check_model(model)
-    patch = model.patch_embed.patch_size[0]
-    grid = tuple(-(-side // patch) for side in reader.shape[:2])
-    stretch = card.stretch
-    if given["decay"] == "rescale":
-        trained = model.patch_embed.grid_size
-        stretch *= math.sqrt(trained[0] * trained[1] / (grid[0] * grid[1]))
-    stretch_decay(model, stretch)
-    if given["explain"]:
-        _explain(model, card, reader.shape, grid)
-        return None
-    half = given["precision"] == "bf16" or (given["precision"] in (None, "auto") and next(model.parameters()).is_cuda)
+    stretch, (_, cols) = _stretch(model, card, reader, wishes.decay)
+    on_gpu = next(model.parameters()).is_cuda
+    half = wishes.precision == "bf16" or (wishes.precision in (None, "auto") and on_gpu)
     model = model.to(torch.bfloat16) if half else model
-    streamer = Streamer(model, *reader.shape[:2], mean=card.mean, std=card.std, pool=given["pool"])
-    rows = given["band"] or default_rows(grid[1], streamer.device.type)
-    if given["memory"]:
-        rows = rows_within(model, grid[1], parse_bytes(given["memory"]), rows)
-    identity = identity_of(image, model, {"model": card.model}, stretch)
-    names = ("out", "resume", "restart", "features")
-    job = Job(streamer, reader, rows, identity=identity, **{name: given[name] for name in names})
-    logits = _with_progress(job, streamer, quiet=given["quiet"])
+    streamer = Streamer(model, *reader.shape[:2], mean=card.mean, std=card.std, pool=wishes.pool)
+    rows = wishes.band or default_rows(cols, streamer.device.type)
+    if wishes.memory:
+        rows = rows_within(model, cols, parse_bytes(wishes.memory), rows)
+    job = Job(
+        streamer, reader, rows, wishes.out, identity_of(image, model, card.model, stretch),
+        resume=wishes.resume, restart=wishes.restart, features=wishes.features,
+    )  # fmt: skip
+    logits = _with_progress(job, streamer, wishes.quiet)
     if logits is None:
         console.print(f"stopped; what was done is kept in {job.out}: go on with --resume.", highlight=False)
         raise typer.Exit(130)
-    shares = logits.float().softmax(0)
-    best = shares.topk(min(5, len(card.classes)))
+    best = logits.float().softmax(0).topk(min(5, len(card.classes)))
     answer = {
         "image": str(image), "height": streamer.height, "width": streamer.width,
         "answer": {card.classes[i]: p for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)},
-        "pool": streamer.pool, "band_rows": job.rows, "decay": given["decay"],
+        "pool": streamer.pool, "band_rows": job.rows, "decay": wishes.decay,
     }  # fmt: skip
     (job.out / ANSWER).write_text(json.dumps(answer, indent=1))
     draw_classes(job.out / SCORES, card.classes, job.out / "map.png")
     return answer
+
+
+def _stretch(model: Any, card: Any, reader: Any, decay: str) -> tuple[float, tuple[int, int]]:
+    """Set the decay of the model for this image; returns its power, and the grid of patches."""
+    from vir.layers.retention import stretch_decay
+    from vir.streaming.engine import check_model
+
+    check_model(model)
+    patch = model.patch_embed.patch_size[0]
+    rows, cols = (-(-side // patch) for side in reader.shape[:2])
+    stretch = card.stretch
+    if decay == "rescale":
+        trained = model.patch_embed.grid_size
+        stretch *= math.sqrt(trained[0] * trained[1] / (rows * cols))
+    stretch_decay(model, stretch)
+    return stretch, (rows, cols)
 
 
 @contextmanager
@@ -147,17 +168,18 @@ def _with_progress(job: Any, streamer: Any, quiet: bool) -> Any:
         return job.run(say, asked.is_set)
 
 
-def _explain(model: Any, card: Any, shape: tuple[int, ...], grid: tuple[int, ...]) -> None:
+def _explain(model: Any, card: Any, reader: Any, decay: str) -> None:
     from vir.streaming.horizon import FAINT, sights
 
-    kind = model.blocks[0].retention.retention
+    _, (rows, cols) = _stretch(model, card, reader, decay)
+    kind, (height, width) = model.blocks[0].retention.retention, reader.shape[:2]
     console.print(
-        f"{card.model} in {kind.upper()} on {shape[0]:,} x {shape[1]:,} px, {grid[0]:,} x {grid[1]:,} patches: where a "
-        f"patch counts {FAINT:.0%} of the nearest, in each of {len(model.blocks)} layers",
+        f"{card.model} in {kind.upper()} on {height:,} x {width:,} px, {rows:,} x {cols:,} patches: where a patch "
+        f"counts {FAINT:.0%} of the nearest, in each of {len(model.blocks)} layers",
         highlight=False,
     )
     table = Table("head", "decay", "patches", "px to the left", "px upwards")
-    for sight in sights(model, grid[1]):
+    for sight in sights(model, cols):
         numbers = (f"{x:,.0f}" for x in (sight.patches, sight.across, sight.down))
         table.add_row(str(sight.head), f"{sight.gamma:.5f}", *numbers)
     console.print(table)

@@ -95,7 +95,9 @@ class Streamer:
         else:
             x = self.model.cls_token
             for block, state in zip(self.model.blocks, self.states, strict=True):
-                x, _ = block.stream(x, self.grid[1], state)  # type: ignore[operator]
+                # In 2D it stands under the last column and sees what that column's state holds.
+                seen = state[:, :, -1:] if state is not None and state.ndim == 5 else state
+                x, _ = block.stream(x, 1, seen)  # type: ignore[operator]
             pooled = self.model.norm(x)[0, 0]
         return self.model.head(pooled)
 

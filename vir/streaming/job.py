@@ -126,11 +126,11 @@ class Job:
             self.streamer.states[i] = tensors[f"state/{i}"].to(device)
 
 
-def identity_of(image: Path, model: torch.nn.Module, card: dict[str, Any], stretch: float) -> dict[str, Any]:
+def identity_of(image: Path, model: torch.nn.Module, name: str, stretch: float) -> dict[str, Any]:
     """What must not change between a run and the one that goes on with it."""
     state = image.stat()
     weight = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
     return {
-        "image": [image.name, state.st_size, state.st_mtime_ns], "model": [card["model"], weight], "decay": stretch,
+        "image": [image.name, state.st_size, state.st_mtime_ns], "model": [name, weight], "decay": stretch,
         "device": next(model.parameters()).device.type,
     }  # fmt: skip
