@@ -68,7 +68,7 @@ def test_the_answer_the_map_and_the_scores(model: Path, image: Path, tmp_path: P
         np.testing.assert_allclose(scores, whole.head(torch.from_numpy(features).float()), atol=2e-2)
     with Image.open(tmp_path / "out" / "map.png") as picture:
         assert min(picture.size) > 100
-    assert not (tmp_path / "out" / "progress.safetensors").exists()
+    assert not (tmp_path / "out" / "progress.npz").exists()
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
@@ -98,6 +98,10 @@ def test_another_image_or_model_is_not_gone_on_with(model: Path, tmp_path: Path)
     trained, _ = load_model(model)
     broken = Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "x"})
     assert broken.run(stop=lambda: True) is None
+    (tmp_path / "spoilt").mkdir()
+    (tmp_path / "spoilt" / "progress.npz").write_bytes(b"PK spoilt")
+    with pytest.raises(CannotStream, match="not a saved run"):
+        Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path / "spoilt", {"image": "x"}, resume=True)
     with pytest.raises(CannotStream, match="another image"):
         Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "y"}, resume=True)
     Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "y"}, restart=True).run()
@@ -118,7 +122,7 @@ def test_a_full_disk_is_told_and_what_was_saved_is_kept(model: Path, tmp_path: P
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, usual)
-    assert (tmp_path / "progress.safetensors").exists()
+    assert (tmp_path / "progress.npz").exists()
 
 
 SLOW = """
@@ -139,7 +143,7 @@ app(sys.argv[1:])
 def test_killed_it_goes_on_to_the_same_bytes(how: int, model: Path, image: Path, tmp_path: Path) -> None:
     common = ["stream", str(image), "--checkpoint", str(model), "--band", "2"]
     process = subprocess.Popen([sys.executable, "-c", SLOW, *common, "--out", str(tmp_path / "killed")])
-    progress = tmp_path / "killed" / "progress.safetensors"
+    progress = tmp_path / "killed" / "progress.npz"
     for _ in range(600):
         if progress.exists():
             break

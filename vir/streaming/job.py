@@ -1,21 +1,23 @@
 """One image from the first row to the last, written as it comes; killed at any moment, it goes on."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vir import checkpoint
 from vir.streaming.engine import CannotStream, Streamer, bands
 from vir.streaming.maps import RowFile
 from vir.streaming.readers import Reader
 
-PROGRESS = "progress.safetensors"
+PROGRESS = "progress.npz"
 ANSWER = "answer.json"
 SCORES, FEATURES = "scores.npy", "features.npy"
 SAVE_SECONDS = 10.0
@@ -100,17 +102,30 @@ class Job:
             for map_ in self.maps.values():
                 map_.close()
         logits = self.streamer.answer()
+        self.streamer.states = [None] * len(self.streamer.states)  # what follows has the memory to itself
         self.file.unlink(missing_ok=True)
         return logits
 
     def _save(self) -> None:
         """What the maps hold by now lies in their files already, so that the place never runs ahead of them."""
-        tensors = {f"state/{i}": x for i, x in enumerate(self.streamer.states) if x is not None}
-        header = {"row": self.streamer.row, "identity": self.identity}
-        checkpoint.write({**tensors, "sum": self.streamer.sum}, header, self.file)
+        header = json.dumps({"row": self.streamer.row, "identity": self.identity})
+        arrays: dict[str, Any] = {
+            f"state_{i}": x.cpu().numpy() for i, x in enumerate(self.streamer.states) if x is not None
+        }  # fmt: skip
+        arrays |= {"header": np.array(header), "sum": self.streamer.sum.cpu().numpy()}
+        beside = self.file.with_name(f".{self.file.name}")
+        with beside.open("wb") as out:  # one array after the other: no second copy of all states in memory
+            np.savez(out, **arrays)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(beside, self.file)
 
     def _restore(self) -> None:
-        tensors, header = checkpoint.read(self.file)
+        try:
+            saved = np.load(self.file, allow_pickle=False)
+            header = json.loads(str(saved["header"]))
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise CannotStream(f"{self.file} is not a saved run ({error}): begin again with --restart.") from None
         theirs = header["identity"]
         self.identity["rows"] = theirs["rows"]  # other bands would round otherwise
         different = [name for name, value in self.identity.items() if json.loads(json.dumps(value)) != theirs.get(name)]
@@ -121,9 +136,9 @@ class Job:
             )
         device = self.streamer.device
         self.streamer.row = header["row"]
-        self.streamer.sum = tensors["sum"].to(device)
+        self.streamer.sum = torch.from_numpy(saved["sum"]).to(device)
         for i in range(len(self.streamer.states)):
-            self.streamer.states[i] = tensors[f"state/{i}"].to(device)
+            self.streamer.states[i] = torch.from_numpy(saved[f"state_{i}"]).to(device)
 
 
 def identity_of(image: Path, model: torch.nn.Module, name: str, stretch: float) -> dict[str, Any]:
