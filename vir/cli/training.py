@@ -45,6 +45,11 @@ Augment = Annotated[
     Literal["workers", "device"] | None,
     typer.Option(help="Where crops are drawn: by workers, or on the device from images held there (small sets)."),
 ]
+Recorded = Annotated[
+    bool | None,
+    typer.Option(help="Record a step once on a GPU and replay it: faster where a model is small for its GPU."),
+]
+JudgedEvery = Annotated[int | None, typer.Option(help="Epochs between looks at the validation images.", min=1)]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="An argument of the model, such as patch_size=8 or ablation=gated; repeat for several."),
@@ -82,6 +87,8 @@ def train(
     precision: Precision = None,
     accumulate: Accumulate = None,
     augment: Augment = None,
+    recorded: Recorded = None,
+    judged_every: JudgedEvery = None,
     workers: Workers = WORKERS,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
@@ -102,6 +109,7 @@ def train(
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
+        "recorded": recorded, "judged_every": judged_every,
         "model": model, "model_args": model_args,
     }  # fmt: skip
     chosen = _changed(base, changes)
@@ -127,6 +135,8 @@ def finetune(
     precision: Precision = None,
     accumulate: Accumulate = None,
     augment: Augment = None,
+    recorded: Recorded = None,
+    judged_every: JudgedEvery = None,
     workers: Workers = WORKERS,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
@@ -150,6 +160,7 @@ def finetune(
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
+        "recorded": recorded, "judged_every": judged_every,
         "model": card.model,
     }  # fmt: skip
     chosen = _changed(base, changes)

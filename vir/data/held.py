@@ -7,6 +7,7 @@ than the model takes them, so that crops have something to choose from; what lie
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -90,8 +91,13 @@ def cropped(pixels: Tensor, augment: Augment, generator: torch.Generator) -> Ten
     down = torch.stack([zero, height, 2 * top + height - 1], 1)
     places = F.affine_grid(torch.stack([across, down], 1), [n, 3, augment.size, augment.size], align_corners=False)
     images = F.grid_sample(pixels.float() / 255, places, padding_mode="reflection", align_corners=False)
-    mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (augment.mean, augment.std))
-    return (images - mean) / std
+    return (images - _by_channel(augment.mean, device)) / _by_channel(augment.std, device)
+
+
+@cache
+def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Made once: a copy to a GPU in every step would make the host wait for it."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def on_device(batches: list[Batch], device: torch.device) -> list[Batch]:

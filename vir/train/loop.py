@@ -84,6 +84,9 @@ class Trainer:
             raise CannotTrain("averaged weights cannot be kept of a sharded model (FSDP): turn them off with --ema 0.")
         if recipe.ema:
             self.average = ModelEmaV3(self.accelerator.unwrap_model(self.model), recipe.ema, use_warmup=True)
+        whole = self.share.processes == self.share.parts == 1 and not recipe.checkpointing
+        if recipe.recorded and self.device.type == "cuda" and whole:
+            self._record()
         self.mixing = mixing(recipe, len(self.card.classes))
         self.held: list[Batch] | None = None
         self.saved = time.monotonic()  # when the state was
@@ -93,6 +96,14 @@ class Trainer:
         run.out.mkdir(parents=True, exist_ok=True)
         self.log = Log(run.out, self.standing.epoch) if self.main else None
 
+    def _record(self) -> None:
+        """Forward and backward as CUDA graphs; the steps that warm up leave no trace in running averages."""
+        before = {name: x.clone() for name, x in self.model.state_dict().items()}
+        shape = self.recipe.batch, 3, self.recipe.size, self.recipe.size
+        images = torch.randn(shape, device=self.device).contiguous(memory_format=torch.channels_last)
+        self.model = torch.cuda.make_graphed_callables(self.model.train(), (images,))
+        self.model.load_state_dict(before)
+
     def _resume(self) -> Standing:
         file = self.place.out / FILE
         if not file.exists():
@@ -100,7 +111,7 @@ class Trainer:
         inner = getattr(self.optimizer, "optimizer", self.optimizer)
         header = load_state(file, self.model, inner, self.average.module if self.average else None)
         mine, theirs = plain(asdict(self.recipe)), header["recipe"]
-        different = [name for name, value in mine.items() if value != theirs.get(name)]
+        different = [name for name, value in mine.items() if name in theirs and value != theirs[name]]
         different += ["classes"] if list(self.card.classes) != header["classes"] else []
         if different:
             raise CannotTrain(
@@ -269,28 +280,33 @@ class Trainer:
         return self.held or batches
 
     def _end_epoch(self, speed: float, seconds: float, due: bool) -> None:
-        at, verdict = self.standing, self._judge()
+        at, done = self.standing, self.standing.epoch + 1
+        judged = done % self.recipe.judged_every == 0 or done == self.epochs
+        verdict = self._judge() if judged else None
+        better = verdict is not None and verdict.top1 > at.best
         row = {
-            "epoch": at.epoch + 1, "step": (at.epoch + 1) * self.steps, "lr": self.optimizer.param_groups[0]["lr"],
+            "epoch": done, "step": done * self.steps, "lr": self.optimizer.param_groups[0]["lr"],
             "loss": at.loss / at.seen, "train_top1": None if self.mixing is not None else 100 * at.right / at.seen,
-            "val_loss": verdict.mean_loss, "val_top1": verdict.top1, "images_per_second": speed, "seconds": seconds,
+            "val_loss": verdict and verdict.mean_loss, "val_top1": verdict and verdict.top1,
+            "images_per_second": speed, "seconds": seconds,
         }  # fmt: skip
-        better = verdict.top1 > at.best
-        self.told.line(
-            f"epoch {at.epoch + 1}/{self.epochs}: loss {row['loss']:.3f}, validation {verdict.top1:.2f} %"
-            f"{' (best)' if better else ''}, {speed:,.0f} images/s"
-        )
-        self.standing = Standing(at.epoch + 1, best=max(at.best, verdict.top1))
+        said = f", validation {verdict.top1:.2f} %{' (best)' if better else ''}" if verdict else ""
+        self.told.line(f"epoch {done}/{self.epochs}: loss {row['loss']:.3f}{said}, {speed:,.0f} images/s")
+        self.standing = Standing(done, best=max(at.best, verdict.top1 if verdict else -1.0))
         if self.log is not None:
             self.log.add(row)
-        card = replace(self.card, metrics=verdict.metrics() | {"epoch": float(at.epoch + 1)})
-        names = ["best"] * better + ["last"] * due
-        if names:
-            weights = self.average.module if self.average is not None else whole_weights(self.model)
-            for name in names if self.main else []:
-                self._careful(partial(save_model, weights, card, self.place.out / f"{name}.safetensors"))
+        self._write(verdict, ["best"] * better + ["last"] * (due and verdict is not None))
         if due:
             self._save()
+
+    def _write(self, verdict: Judgement | None, names: list[str]) -> None:
+        """The model as it was judged, under these names."""
+        if verdict is None or not names:
+            return
+        card = replace(self.card, metrics=verdict.metrics() | {"epoch": float(self.standing.epoch)})
+        weights = self.average.module if self.average is not None else whole_weights(self.model)
+        for name in names if self.main else []:
+            self._careful(partial(save_model, weights, card, self.place.out / f"{name}.safetensors"))
 
     def _save(self) -> None:
         stands = {

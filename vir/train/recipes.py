@@ -45,6 +45,8 @@ class Recipe:
     precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
     accumulate: int = 1  # parts of a batch, where the whole does not fit
     checkpointing: bool = False  # of activations: less memory, more time
+    recorded: bool = False  # on one GPU a step is recorded once and replayed: small models wait for the host else
+    judged_every: int = 1  # epochs
     seed: int = 0
 
 
@@ -185,7 +187,7 @@ def photographs() -> Recipe:
     """Any model from scratch on some thousands of small photographs, such as Imagenette: how we compare models."""
     return Recipe(
         "hvir_tiny", size=128, epochs=80, batch=256, lr=1e-3, warmup_epochs=8, ema=0.998, mixup=0.2, cutmix=0.5,
-        drop_path=0.1, augment="device",
+        drop_path=0.1, augment="device", recorded=True, judged_every=5,
     )  # fmt: skip
 
 
