@@ -11,7 +11,7 @@ from vir.data.held import Augment, Held, cropped, held_batches, hold
 from vir.data.loading import Share
 from vir.data.sets import open_images
 
-PLAIN = Augment(16, (1.0, 1.0), 0.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 0)
+PLAIN = Augment(16, (1.0, 1.0), 0.0, 0.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 0)
 
 
 def ramp(n: int = 1) -> torch.Tensor:
@@ -30,6 +30,8 @@ def test_a_whole_square_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(cropped(ramp(), PLAIN, generator()), ramp() / 255, atol=1e-5)
     mirrored = cropped(ramp(), replace(PLAIN, flip=1.0), generator())
     assert torch.allclose(mirrored, ramp().flip(3) / 255, atol=1e-5)
+    turned = cropped(ramp(), replace(PLAIN, upside_down=1.0), generator())
+    assert torch.allclose(turned, ramp().flip(2) / 255, atol=1e-5)
 
 
 def test_crops_are_parts_drawn_for_each_image() -> None:

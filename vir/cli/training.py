@@ -177,6 +177,8 @@ def _arguments(given: list[str] | None) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not name.isidentifier() or not equals:
             fail(f"--set {text}: expected a name and a value with = between them, such as patch_size=8.")
+        if value == "null":  # timm would drop it, and the model take its default
+            fail(f"--set {text}: expected a value; 0 turns off what can be off, such as init_values=0.")
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:

@@ -52,6 +52,7 @@ class Augment:
     size: int
     crop_scale: tuple[float, float]
     flip: float
+    upside_down: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
     seed: int
@@ -84,11 +85,11 @@ def cropped(pixels: Tensor, augment: Augment, generator: torch.Generator) -> Ten
     area, aspect = draw(*augment.crop_scale), draw(math.log(ASPECT[0]), math.log(ASPECT[1])).exp()
     width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
     left, top = (draw(0, 1) * (1 - side) for side in (width, height))
-    mirrored = torch.where(draw(0, 1) < augment.flip, -1.0, 1.0)
+    mirrored, turned = (torch.where(draw(0, 1) < share, -1.0, 1.0) for share in (augment.flip, augment.upside_down))
     zero = torch.zeros_like(width)
     # The corners of an image are at -1 and 1 here.
     across = torch.stack([width * mirrored, zero, 2 * left + width - 1], 1)
-    down = torch.stack([zero, height, 2 * top + height - 1], 1)
+    down = torch.stack([zero, height * turned, 2 * top + height - 1], 1)
     places = F.affine_grid(torch.stack([across, down], 1), [n, 3, augment.size, augment.size], align_corners=False)
     images = F.grid_sample(pixels.float() / 255, places, padding_mode="reflection", align_corners=False)
     return (images - _by_channel(augment.mean, device)) / _by_channel(augment.std, device)

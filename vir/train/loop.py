@@ -4,6 +4,7 @@ Every random number of a step comes from the seed, the epoch and the step, so th
 kept, and a run that was broken ends with the very weights of an unbroken one.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +53,9 @@ class Standing:
 
 def train(recipe: Recipe, run: Run, console: Console) -> Card:
     """Train to the end, or go on where a run in the same folder stopped; returns the card of the best model."""
-    return Trainer(recipe, run, console).run()
+    card = Trainer(recipe, run, console).run()
+    gc.collect()  # a recorded step is freed here: a process that is forked later cannot free what is on a GPU
+    return card
 
 
 class Trainer:
@@ -101,6 +104,8 @@ class Trainer:
         before = {name: x.clone() for name, x in self.model.state_dict().items()}
         shape = self.recipe.batch, 3, self.recipe.size, self.recipe.size
         images = torch.randn(shape, device=self.device).contiguous(memory_format=torch.channels_last)
+        # Recording takes another stream than training, and torch would wonder at each run.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self.model = torch.cuda.make_graphed_callables(self.model.train(), (images,))
         self.model.load_state_dict(before)
 
@@ -146,7 +151,8 @@ class Trainer:
         self._note_unreadable(held.unreadable)
         self.steps = check_batch(self.recipe, len(held.targets), self.share)
         recipe, card = self.recipe, self.card
-        augment = Augment(recipe.size, recipe.crop_scale, recipe.flip, card.mean, card.std, recipe.seed)
+        flips = recipe.flip, recipe.upside_down
+        augment = Augment(recipe.size, recipe.crop_scale, *flips, card.mean, card.std, recipe.seed)
         return held_batches(held, augment, *place, *first)
 
     def _examples(self, split: Split) -> Examples:

@@ -40,6 +40,7 @@ class Recipe:
     erasing: float = 0.0
     crop_scale: tuple[float, float] = (0.25, 1.0)
     flip: float = 0.5
+    upside_down: float = 0.0  # share of images; what is seen from above has no upright
     augment: Where = "workers"  # or on the device, from images held there: for small sets, crops and flips alone
     drop_path: float | None = None
     precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
@@ -194,4 +195,4 @@ def photographs() -> Recipe:
 @recipe
 def land_use() -> Recipe:
     """Any model from scratch on tens of thousands of small satellite images, such as EuroSAT."""
-    return replace(photographs(), size=64, epochs=40, crop_scale=(0.5, 1.0))
+    return replace(photographs(), epochs=40, crop_scale=(0.5, 1.0), upside_down=0.5)

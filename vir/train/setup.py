@@ -108,7 +108,7 @@ def has_size(model: str) -> bool:
 
 def training_transform(recipe: Recipe, card: Card) -> Any:
     return create_transform(
-        input_size=recipe.size, is_training=True, scale=recipe.crop_scale, hflip=recipe.flip,
+        input_size=recipe.size, is_training=True, scale=recipe.crop_scale, hflip=recipe.flip, vflip=recipe.upside_down,
         color_jitter=recipe.colour_jitter, auto_augment=recipe.randaugment, interpolation="random",
         mean=card.mean, std=card.std, re_prob=recipe.erasing, re_mode="pixel",
     )  # fmt: skip
