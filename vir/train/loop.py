@@ -24,14 +24,24 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from vir.checkpoint import Card, load_model, save_model
-from vir.data.held import Augment, held_batches, hold, on_device
+from vir.data.held import held_batches, hold, on_device
 from vir.data.loading import Batch, Examples, Share, judging_batches, seed_from, seeded, training_batches
 from vir.data.sets import Split, open_sets
 from vir.data.streams import PREFIX, StreamedImages, open_streams, streamed_batches, streamed_judging
 from vir.evaluate.classification import Judgement, judge
 from vir.train.logs import Log, Told
 from vir.train.recipes import Recipe
-from vir.train.setup import CannotTrain, Run, build, check_batch, mixing, plain, precision, training_transform
+from vir.train.setup import (
+    CannotTrain,
+    Run,
+    build,
+    check_batch,
+    device_augment,
+    mixing,
+    plain,
+    precision,
+    training_transform,
+)
 from vir.train.state import FILE, load_state, save_state, whole_weights
 
 SHORT = 10.0  # seconds: an epoch that ends sooner after the last saved state is not worth another
@@ -150,10 +160,7 @@ class Trainer:
         held = hold(self.sets["train"], self.recipe.size, self.place.workers, self.device)
         self._note_unreadable(held.unreadable)
         self.steps = check_batch(self.recipe, len(held.targets), self.share)
-        recipe, card = self.recipe, self.card
-        flips = recipe.flip, recipe.upside_down
-        augment = Augment(recipe.size, recipe.crop_scale, *flips, card.mean, card.std, recipe.seed)
-        return held_batches(held, augment, *place, *first)
+        return held_batches(held, device_augment(self.recipe, self.card), self.recipe.seed, *place, *first)
 
     def _examples(self, split: Split) -> Examples:
         if split == "train":

@@ -41,7 +41,8 @@ class Recipe:
     crop_scale: tuple[float, float] = (0.25, 1.0)
     flip: float = 0.5
     upside_down: float = 0.0  # share of images; what is seen from above has no upright
-    augment: Where = "workers"  # or on the device, from images held there: for small sets, crops and flips alone
+    tilt: float = 0.0  # degrees either way, on the device alone
+    augment: Where = "workers"  # or on the device, from images held there: for small sets, without RandAugment
     drop_path: float | None = None
     precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
     accumulate: int = 1  # parts of a batch, where the whole does not fit
@@ -187,12 +188,12 @@ def vir_base_higher() -> Recipe:
 def photographs() -> Recipe:
     """Any model from scratch on some thousands of small photographs, such as Imagenette: how we compare models."""
     return Recipe(
-        "hvir_tiny", size=128, epochs=80, batch=256, lr=1e-3, warmup_epochs=8, ema=0.998, mixup=0.2, cutmix=0.5,
-        drop_path=0.1, augment="device", recorded=True, judged_every=5,
+        "hvir_tiny", size=128, epochs=100, batch=128, lr=1e-3, warmup_epochs=8, ema=0.998, mixup=0.2, cutmix=0.5,
+        drop_path=0.1, tilt=10.0, colour_jitter=0.3, erasing=0.25, augment="device", recorded=True, judged_every=5,
     )  # fmt: skip
 
 
 @recipe
 def land_use() -> Recipe:
     """Any model from scratch on tens of thousands of small satellite images, such as EuroSAT."""
-    return replace(photographs(), epochs=40, crop_scale=(0.5, 1.0), upside_down=0.5)
+    return replace(photographs(), epochs=40, crop_scale=(0.5, 1.0), upside_down=0.5, tilt=90.0, erasing=0.0)

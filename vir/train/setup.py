@@ -11,6 +11,7 @@ from timm.models import get_pretrained_cfg
 
 from vir.bench.measure import provenance
 from vir.checkpoint import Card, load_model
+from vir.data.augment import Augment
 from vir.data.loading import Share
 from vir.data.sets import LabelledImages
 from vir.data.streams import StreamedImages
@@ -62,11 +63,10 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
             f"--batch {recipe.batch} gives each process {recipe.batch // parts} images at a time: mixup and cutmix "
             "need an even number. Change --batch, or turn them off with --mixup 0 --cutmix 0."
         )
-    if recipe.augment == "device" and (recipe.randaugment or recipe.erasing or recipe.colour_jitter):
-        raise CannotTrain(
-            "--augment device draws crops and flips alone: this recipe has RandAugment, erasing or colour jitter as "
-            "well. Leave --augment workers."
-        )
+    if recipe.augment == "device" and recipe.randaugment:
+        raise CannotTrain("--augment device has no RandAugment, which this recipe asks for. Leave --augment workers.")
+    if recipe.augment == "workers" and recipe.tilt:
+        raise CannotTrain(f"this recipe tilts images by {recipe.tilt} degrees, which --augment device does alone.")
     return images // recipe.batch
 
 
@@ -111,6 +111,13 @@ def training_transform(recipe: Recipe, card: Card) -> Any:
         input_size=recipe.size, is_training=True, scale=recipe.crop_scale, hflip=recipe.flip, vflip=recipe.upside_down,
         color_jitter=recipe.colour_jitter, auto_augment=recipe.randaugment, interpolation="random",
         mean=card.mean, std=card.std, re_prob=recipe.erasing, re_mode="pixel",
+    )  # fmt: skip
+
+
+def device_augment(recipe: Recipe, card: Card) -> Augment:
+    return Augment(
+        recipe.size, card.mean, card.std, recipe.crop_scale, recipe.flip, recipe.upside_down, recipe.tilt,
+        recipe.colour_jitter, recipe.erasing,
     )  # fmt: skip
 
 
