@@ -1,6 +1,7 @@
 """The command as a newcomer meets it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,35 @@ def test_models_shows_counts_and_errata() -> None:
         assert text in shown
 
 
-def test_demo_answers_alike_in_three_forms(tmp_path: Path) -> None:
-    photo = tmp_path / "photo.png"
-    Image.effect_noise((90, 60), 50).save(photo)  # grey: must be read as colour
-    result = run(app, ["demo", "--image", str(photo), "--size", "64", "--size", "96"])
+def test_demo_answers_and_draws(tmp_path: Path) -> None:
+    out = tmp_path / "sheet.png"
+    result = run(app, ["demo", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "random until trained ones ship" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if "a pavilion" in line)
+    assert "church" in line, "the one of these photographs that shows what the model knows"
+    with Image.open(out) as sheet:
+        assert sheet.width > 800
+    again = tmp_path / "again.png"
+    assert run(app, ["demo", "--out", str(again)]).exit_code == 0
+    assert out.read_bytes() == again.read_bytes()
+
+
+def test_demo_takes_photographs_of_your_own(tmp_path: Path) -> None:
+    Image.effect_noise((90, 60), 50).save(tmp_path / "fog $1.png")  # grey: must be read as colour
+    result = run(app, ["demo", str(tmp_path / "fog $1.png"), "--out", str(tmp_path / "sheet.png")])
+    assert result.exit_code == 0, result.output
+    assert "fog $1.png" in result.stdout
+    assert (tmp_path / "sheet.png").exists()
+
+
+def test_forms_answer_alike(tmp_path: Path) -> None:
+    result = run(app, ["forms", "--size", "64", "--size", "96"])
+    assert result.exit_code == 0, result.output
     for form in ("parallel", "recurrent", "chunkwise"):
         assert result.stdout.count(form) == 2
+    differences = [float(number) for number in re.findall(r"\d\.\de[+-]\d\d", result.stdout)]
+    assert len(differences) == 6
+    assert max(differences) < 1e-4
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "does not exist"), (b"no image", "is not an image")])
@@ -52,7 +74,7 @@ def test_demo_refuses_what_is_no_image(tmp_path: Path, content: bytes | None, sa
     file = tmp_path / "photo.jpg"
     if content is not None:
         file.write_bytes(content)
-    result = run(app, ["demo", "--image", str(file)])
+    result = run(app, ["demo", str(file)])
     assert result.exit_code == 2
     assert says in words(result.output)
 

@@ -101,6 +101,28 @@ def test_names_without_weights_stay_untrained_and_large() -> None:
     assert timm.get_pretrained_cfg("hvir_tiny").num_classes == 1000
 
 
+@pytest.mark.parametrize("name", sorted(weights.shipped()))
+def test_what_ships_is_whole_and_says_where_it_is_from(name: str) -> None:
+    model, card = load_model(name)
+    by_timm = timm.create_model(name, pretrained=True).eval()
+    assert by_timm.pretrained_cfg["label_names"] == list(card.classes)
+    image = torch.randn(1, 3, card.size, card.size)
+    with torch.inference_mode():
+        logits = model(image)
+        assert torch.isfinite(logits).all()
+        assert torch.equal(by_timm(image), logits)
+    file = weights.shipped()[name]
+    assert file.stat().st_size < 12e6
+    words = file.with_suffix(".md").read_text()
+    assert f"top-1 {card.metrics['top1']:.2f} %" in words
+    assert card.data["terms"]
+    assert "/" not in card.data["path"], "a path of the machine that trained it"
+
+
+def test_the_default_weights_ship() -> None:
+    assert weights.DEFAULT in weights.shipped()
+
+
 def test_an_unknown_name_is_answered_with_those_that_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.b.safetensors").touch()
     monkeypatch.setattr(weights, "FOLDER", tmp_path)

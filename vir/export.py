@@ -16,6 +16,7 @@ def export(
     out: Path,
     workers: int = 4,
     command: str = "",
+    terms: str = "",
 ) -> Card:
     """Write the halved weights, their card as JSON and as Markdown; `images` finds those to judge by."""
     save_half(checkpoint, out)
@@ -27,7 +28,9 @@ def export(
         out.with_suffix(".json").unlink(missing_ok=True)
         raise
     kept = {name: card.metrics[name] for name in ("epoch",) if name in card.metrics}
-    card = replace(card, metrics=verdict.metrics() | kept)
+    # Where the data lay is nobody else's business.
+    data = card.data | {"path": Path(card.data.get("path", "")).name, "terms": terms or card.data.get("terms", "")}
+    card = replace(card, metrics=verdict.metrics() | kept, data=data)
     save_half(checkpoint, out, card)
     out.with_suffix(".md").write_text(described(card, out.name, command))
     return card
@@ -43,7 +46,7 @@ def described(card: Card, file: str, command: str = "") -> str:
         f"- **Model**: `{card.model}`{extra}, images of {card.size} px, fp16 weights; computed in float32.",
         f"- **Classes** ({len(card.classes)}): {', '.join(card.classes)}.",
         f"- **Accuracy**: top-1 {card.metrics['top1']:.2f} %, top-5 {card.metrics['top5']:.2f} % of "
-        f"{int(card.metrics['images']):,} images that it did not learn from.",
+        f"{int(card.metrics['images']):,} images that it did not learn from; the epoch was chosen by them.",
         f"- **Data**: {data.get('images', 0):,} images to learn from. Terms: {data.get('terms') or 'not stated'}.",
         f"- **Training**: {recipe.get('epochs')} epochs, batch {recipe.get('batch')}, {recipe.get('optimizer')}, rate "
         f"{recipe.get('lr')}, seed {recipe.get('seed')}." + (f" Command: `{command}`." if command else ""),

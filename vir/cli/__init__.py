@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 import vir
+from vir import weights
 from vir.cli.bench import bench
 from vir.cli.shared import Sizes, console, fail, megabytes
 from vir.cli.streaming import stream
@@ -63,27 +64,73 @@ def models() -> None:
 
 @app.command()
 def demo(
-    image: Annotated[Path | None, typer.Option(help="Your photograph; a cat from scikit-image by default.")] = None,
-    sizes: Sizes = None,
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Your photographs; some that come with scikit-image by default.")
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="The .safetensors file of a trained model, or the name of weights that ship.")
+    ] = weights.DEFAULT,
+    out: Annotated[Path, typer.Option(help="The sheet of pictures to write.")] = Path("demo.png"),
 ) -> None:
-    """Classify a photograph with ViR-S/16 in the three forms: same logits, other time and memory."""
-    from vir.demo import FORMS, MODEL, best_class, photograph, run
+    """Ask a trained model what photographs show, and draw a sheet of its answers."""
+    from vir.answers import Classes
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import open_image
+    from vir.demo.photographs import NoPhotographs, photographs
+    from vir.demo.sheet import draw
+    from vir.predict import best_device, predict
 
     try:
-        picture = photograph(image)
-    except ValueError as error:
+        files = {path.name: path for path in images} if images else photographs()
+        answers = list(predict(list(files.values()), checkpoint, top=3))
+        _, card = load_model(checkpoint)
+    except (BadCheckpoint, NoPhotographs) as error:
         fail(str(error))
-    sizes = sizes or [224, 1024]
-    name = image.name if image else "the cat Chelsea (scikit-image)"
-    console.print(f"{MODEL} on {name}, {picture.width} x {picture.height} px")
-    console.print("[yellow]The weights are random until trained ones ship: the classes below mean nothing yet.[/]")
+    table, shown = Table("photograph", "answer", "sure", "else"), []
+    for (name, path), answer in zip(files.items(), answers, strict=True):
+        if not isinstance(answer, Classes):
+            fail(str(answer))
+        others = zip(answer.names[1:], answer.probabilities[1:], strict=True)
+        table.add_row(
+            name, answer.best, f"{100 * answer.probabilities[0]:.0f} %",
+            ", ".join(f"{other} {100 * share:.0f} %" for other, share in others),
+        )  # fmt: skip
+        shown.append((name, open_image(path), answer))
+    console.print(table)
+    remark = f"{checkpoint}: {card.metrics['top1']:.1f} % right on images that it did not learn from"
+    console.print(f"{remark}, on a {best_device()}.", highlight=False)
+    console.print(
+        f"It knows {', '.join(card.classes)}, and nothing else: whatever it sees, it calls by one of these names.",
+        highlight=False,
+    )
+    draw(shown, f"{remark}. It knows {len(card.classes)} kinds of things, and calls all it sees by one of them.", out)
+    console.print(f"The pictures with their answers: {out}", highlight=False)
+
+
+@app.command()
+def forms(
+    image: Annotated[Path | None, typer.Option(help="Your photograph; one of scikit-learn's by default.")] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="The .safetensors file of a trained model, or the name of weights that ship.")
+    ] = weights.DEFAULT,
+    sizes: Sizes = None,
+) -> None:
+    """Classify a photograph in the three forms of retention: same answer, other time and memory."""
+    from vir.checkpoint import BadCheckpoint
+    from vir.data.images import UnreadableImage, open_image
+    from vir.demo.forms import FORMS, run
+    from vir.demo.photographs import NoPhotographs, photographs
+
     table = Table("px", "form", "time", "memory", "logits differ by", "answer")
-    with console.status("") as status:
-        results = list(run(picture, sizes, say=status.update))
+    try:
+        picture = open_image(image or next(iter(photographs().values())))
+        with console.status("") as status:
+            results = list(run(checkpoint, picture, sizes or [224, 768], say=status.update))
+    except (BadCheckpoint, NoPhotographs, UnreadableImage) as error:
+        fail(str(error))
     for result in results:
-        best = best_class(result.logits)
         table.add_row(
             str(result.size), result.form, f"{1e3 * result.seconds:.0f} ms", megabytes(result.peak_bytes),
-            f"{result.difference:.1e}", best, end_section=result.form == FORMS[-1],
+            f"{result.difference:.1e}", result.answer, end_section=result.form == FORMS[-1],
         )  # fmt: skip
     console.print(table)

@@ -305,6 +305,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The file to write, such as birds.safetensors.")],
     data: Data = "data",
     command: Annotated[str, typer.Option(help="How it was trained: goes into the card.")] = "",
+    terms: Annotated[str, typer.Option(help="Under which the data may be used, if training was not told.")] = "",
     workers: Workers = WORKERS,
 ) -> None:
     """Make a copy to hand on: half the size, judged again as it is, with a card in Markdown."""
@@ -316,7 +317,7 @@ def export(
         fail(f"--out {out}: expected a name that ends in .safetensors.")
     try:
         with console.status("judging"):
-            card = make(checkpoint, lambda card: open_images(data, card.classes), out, workers, command)
+            card = make(checkpoint, lambda card: open_images(data, card.classes), out, workers, command, terms)
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
     size = out.stat().st_size / 1e6

@@ -254,9 +254,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "hvir_3": _size(64, (128, 256, 512, 1024), (3, 3, 12, 5), (8, 16), 0.3),
     "hvir_4": _size(64, (196, 392, 784, 1568), (3, 3, 12, 5), (16, 32), 0.3),
 }
-# The star makes the one without weights the default: it has ImageNet's thousand classes.
-_CFGS: dict[str, Any] = {f"{name}.*": _cfg() for name in SIZES}
-_CFGS |= {tag: _cfg(**found) for name in SIZES for tag, found in pretrained_cfgs(name).items()}
+# The star, coming last, makes the one without weights the default: it has ImageNet's thousand classes.
+_CFGS: dict[str, Any] = {tag: _cfg(**found) for name in SIZES for tag, found in pretrained_cfgs(name).items()}
+_CFGS |= {f"{name}.*": _cfg() for name in SIZES}
 default_cfgs = generate_default_cfgs(_CFGS)
 
 

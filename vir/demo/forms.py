@@ -4,21 +4,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
+from timm.data import create_transform
 from torch import Tensor
 
 from vir import ops
 from vir.bench.measure import peak_memory
-from vir.data.images import open_image
+from vir.checkpoint import load_model
 from vir.layers.retention import set_form
 
-MODEL = "vir_small_patch16_224"
 FORMS: tuple[ops.Form, ...] = ("parallel", "recurrent", "chunkwise")
 
 
@@ -29,31 +26,16 @@ class Result:
     seconds: float
     peak_bytes: int | None
     difference: float  # largest difference of the logits from those of the parallel form
-    logits: Tensor
+    answer: str
 
 
-def photograph(path: Path | None) -> Image.Image:
-    """The user's image, or the cat that scikit-image ships."""
-    if path is not None:
-        return open_image(path)
-    try:
-        from skimage.data import chelsea
-    except ImportError:
-        raise ValueError(
-            "the demo's photograph comes with scikit-image, which is not installed: run "
-            "pip install 'vision-retention[demo]' or name an image of your own with --image."
-        ) from None
-    return Image.fromarray(chelsea())
-
-
-def run(image: Image.Image, sizes: list[int], say: Callable[[str], None] = lambda step: None) -> Iterator[Result]:
+def run(
+    checkpoint: str, image: Image.Image, sizes: list[int], say: Callable[[str], None] = lambda step: None
+) -> Iterator[Result]:
     """Classify the image at each size in each form; all times are taken before any memory."""
-    torch.manual_seed(0)
-    # LayerScale starts at 1e-5, which would hide the blocks of an untrained model: open it.
-    model = timm.create_model(MODEL, init_values=1.0).eval()
-    config = resolve_model_data_config(model) | {"crop_pct": 1.0}
+    model, card = load_model(checkpoint)
     cases = [(size, form) for size in sizes for form in FORMS]
-    batches = {size: _batch(image, config | {"input_size": (3, size, size)}) for size in sizes}
+    batches = {size: _batch(image, card.preprocessing(size)) for size in sizes}
 
     @torch.inference_mode()
     def classify(size: int, form: ops.Form) -> Tensor:
@@ -72,14 +54,10 @@ def run(image: Image.Image, sizes: list[int], say: Callable[[str], None] = lambd
         say(f"memory at {size} px, {form}")
         peak = peak_memory(partial(classify, size, form))
         difference = (logits[size, form] - logits[size, "parallel"]).abs().max().item()
-        yield Result(size, form, seconds[size, form], peak, difference, logits[size, form])
+        answer = card.classes[int(logits[size, form].argmax())]
+        yield Result(size, form, seconds[size, form], peak, difference, answer)
 
 
 def _batch(image: Image.Image, config: dict[str, Any]) -> Tensor:
     transform: Callable[[Image.Image], Tensor] = create_transform(**config)
     return transform(image).unsqueeze(0)
-
-
-def best_class(logits: Tensor) -> str:
-    """The name of the most probable class of ImageNet."""
-    return ImageNetInfo().index_to_description(int(logits.argmax())).split(",")[0]

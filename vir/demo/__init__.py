@@ -1,0 +1,1 @@
+"""What the models do, shown on photographs that come with other packages."""
