@@ -21,7 +21,7 @@ class CocoImages:
     file: Path
     folder: Path
     images: tuple[tuple[int, str, int, int], ...]  # id, file, width, height
-    objects: tuple[bytes, ...]  # of every image, as JSON: processes that share memory would copy small objects one by one
+    objects: tuple[bytes, ...]  # of every image, as JSON: forked workers would copy millions of small objects
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
     remarks: tuple[str, ...] = ()
@@ -141,11 +141,13 @@ def _categories(entries: list[dict[str, Any]], file: Path) -> tuple[tuple[int, .
 
 def _images(entries: list[dict[str, Any]], file: Path) -> dict[int, tuple[str, int, int]]:
     _check_ids(entries, "images", file)
-    images = {}
+    images: dict[int, tuple[str, int, int]] = {}
     for entry in entries:
+        width: Any
+        height: Any
         name, width, height = entry.get("file_name"), entry.get("width"), entry.get("height")
-        whole = type(width) is int and type(height) is int and width > 0 and height > 0
-        if not isinstance(name, str) or not name or not whole:
+        whole = isinstance(width, int) and isinstance(height, int)
+        if not isinstance(name, str) or not name or not whole or min(width, height) < 1:
             raise NoImages(
                 f"image {entry['id']} in {file} has file_name {name!r}, width {width!r}, height {height!r}: expected a "
                 "name and two whole numbers above 0."

@@ -73,10 +73,14 @@ class Header:
 def read_header(source: Path | str | bytes | BinaryIO, *, most_pixels: int = MOST_PIXELS) -> Header:
     """What open_image would do with an image, without its pixels."""
     name = _name_of(source)
-    with _in_words(name, most_pixels), _opened(source, name) as file:
-        with _pil_settings(most_pixels), _read_header(file, name) as image:
-            _check_size(image, name, most_pixels)
-            return Header(image.width, image.height, _noted_orientation(image))
+    with (
+        _in_words(name, most_pixels),
+        _opened(source, name) as file,
+        _pil_settings(most_pixels),
+        _read_header(file, name) as image,
+    ):
+        _check_size(image, name, most_pixels)
+        return Header(image.width, image.height, _noted_orientation(image))
 
 
 def _noted_orientation(image: Image.Image) -> int:

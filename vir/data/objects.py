@@ -71,8 +71,9 @@ def _target(numbers: np.ndarray, index: int) -> Target:
 def open_objects(root: str | Path, classes: Sequence[str] | None = None) -> dict[Part, ObjectImages]:
     """The images to learn from and those to judge by, with the same numbers for the same classes.
 
-    `root` has annotations/instances_train*.json and instances_val*.json as COCO, or images and masks of numbered objects.
-    Given classes fix the numbers, and name the one class of numbered objects. Where only val is there, only val is given.
+    `root` has annotations/instances_train*.json and instances_val*.json as COCO, or images and masks of numbered
+    objects. Given classes fix the numbers, and name the one class of numbered objects. Where only val is there, only
+    val is given.
     """
     folder = Path(root)
     if not folder.is_dir():
@@ -101,7 +102,8 @@ def _open_coco_folder(root: Path, classes: Sequence[str] | None) -> dict[Part, O
 def _json_file(root: Path, part: Part) -> Path | None:
     files = sorted(root.glob(f"annotations/instances_{part}*.json"))
     if len(files) > 1:
-        raise NoImages(f"{root / 'annotations'} has {' and '.join(f.name for f in files)}: expected one. Move the rest.")
+        names = " and ".join(file.name for file in files)
+        raise NoImages(f"{root / 'annotations'} has {names}: expected one of them. Move the rest.")
     return files[0] if files else None
 
 
@@ -121,5 +123,5 @@ def _split(whole: CocoImages) -> dict[Part, ObjectImages]:
 
 
 def _those(whole: CocoImages, indices: list[int]) -> CocoImages:
-    images, objects = (tuple(of[i] for i in indices) for of in (whole.images, whole.objects))
+    images, objects = tuple(whole.images[i] for i in indices), tuple(whole.objects[i] for i in indices)
     return replace(whole, images=images, objects=objects)

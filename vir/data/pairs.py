@@ -125,13 +125,16 @@ def _split_by_file(whole: Pairs, file: Path) -> dict[Part, Pairs]:
             continue
         name, _, part = line.strip().rpartition(" ")
         if part not in parts or not name.strip():
-            raise NoImages(f"line {number} of {file} is {line!r}, expected the name of an image and train, val or test.")
+            raise NoImages(f"line {number} of {file} is {line!r}, expected an image's name and train, val or test.")
         told[name.strip()] = parts[part]
     files: dict[Part, list[tuple[Path, Path]]] = {part: [] for part in SPLITS}
     silent = []
     for pair in whole.files:
-        part = told.get(pair[0].stem, told.get(pair[0].name))
-        files[part].append(pair) if part else silent.append(pair[0].name)
+        where = told.get(pair[0].stem, told.get(pair[0].name))
+        if where is None:
+            silent.append(pair[0].name)
+        else:
+            files[where].append(pair)
     remarks = whole.remarks
     if silent:
         remarks = (*remarks, f"{len(silent)} images are not in {file}: left out ({silent[0]})")

@@ -87,7 +87,7 @@ def _turned(one: TrueObject, orientation: int, width: int, height: int) -> TrueO
 def turn_to_fit(annotated: tuple[int, int], header: Header, image: Path, where: str) -> int:
     """How an annotation of this width and height is to be turned to lie on the upright image.
 
-    Annotations are made on what a viewer shows, which is upright; where only the sides of the stored image fit, on that.
+    Annotations are made on what a viewer shows, which is upright; where only the stored image has their size, on that.
     """
     if annotated == header.upright:
         return 1
@@ -102,9 +102,18 @@ def turn_to_fit(annotated: tuple[int, int], header: Header, image: Path, where: 
 class ObjectImages(Protocol):
     """Images with objects, by index."""
 
-    classes: tuple[str, ...]
-    remarks: tuple[str, ...]  # what the user should know about this data
-    category_ids: tuple[int, ...]  # the numbers of the classes where the data came from
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def category_ids(self) -> tuple[int, ...]:
+        """The numbers of the classes where the data came from."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should know about this data."""
+        ...
 
     def __len__(self) -> int: ...
 
