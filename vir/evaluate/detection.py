@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pycocotools.coco import COCO
@@ -18,10 +19,18 @@ from vir.data.truth import Truth
 
 Kind = Literal["box", "mask"]
 KINDS: dict[Kind, tuple[str, str]] = {"box": ("bbox", "bbox"), "mask": ("segm", "segmentation")}  # COCO's names
-MEASURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
-            "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large")  # in the order of COCO  # fmt: skip
+ALL, SMALL, MEDIUM, LARGE = range(4)  # of COCO's ranges of area: all, below 32 x 32, below 96 x 96, above
+PRECISION: dict[str, tuple[float | None, int]] = {  # least overlap (None: the mean over 0.5 to 0.95), area
+    "ap": (None, ALL),
+    "ap50": (0.5, ALL),
+    "ap75": (0.75, ALL),
+    "ap_small": (None, SMALL),
+    "ap_medium": (None, MEDIUM),
+    "ap_large": (None, LARGE),
+}
+RECALL = {"ar": ALL, "ar_small": SMALL, "ar_medium": MEDIUM, "ar_large": LARGE}
 INSIDE = 0.5  # probability from which a pixel belongs to a mask
-MOST_OBJECTS = 100  # of an image that COCO counts
+MOST_OBJECTS = 100  # of one class in one image that COCO counts: the rest of the answers is not looked at
 
 
 @dataclass
@@ -29,6 +38,7 @@ class DetectionJudgement:
     """Truth and answers of the images seen so far; of several processes they are joined."""
 
     classes: tuple[str, ...]
+    most: int = MOST_OBJECTS
     truths: list[Truth] = field(default_factory=list)
     answers: list[dict[str, Any]] = field(default_factory=list)  # as COCO has results, with our numbers of the classes
     masks: bool = False  # whether any answer had masks
@@ -54,22 +64,22 @@ class DetectionJudgement:
         self.unreadable += other.unreadable
 
     def metrics(self) -> dict[str, float]:
-        """COCO's twelve numbers for boxes, and for masks if there are any, from 0 to 1; -1 where there is no such object
-        to find."""
+        """COCO's numbers for boxes, and for masks if there are any, from 0 to 1; -1 where there is no such object."""
+        kinds: tuple[Kind, ...] = ("box", "mask") if self.masks else ("box",)
         known = {"images": float(self.images)}
-        for kind in KINDS if self.masks else ("box",):
-            stats = self._evaluated(kind).stats
-            known |= {f"{kind}_{name}": round(float(value), 6) for name, value in zip(MEASURES, stats, strict=True)}
+        for kind in kinds:
+            judged = self._evaluated(kind)
+            precision, recall = judged.eval["precision"], judged.eval["recall"]
+            for name, (overlap, area) in PRECISION.items():
+                those = [overlap is None or np.isclose(overlap, one) for one in judged.params.iouThrs]
+                known[f"{kind}_{name}"] = _mean(precision[those, :, :, area, -1])
+            known |= {f"{kind}_{name}": _mean(recall[:, :, area, -1]) for name, area in RECALL.items()}
         return known
 
     def per_class(self, kind: Kind = "box") -> dict[str, float]:
         """The average precision of every class; -1 where there is no object of it."""
-        precision = self._evaluated(kind).eval["precision"][:, :, :, 0, -1]  # threshold recall class
-        found = {}
-        for number, name in enumerate(self.classes):
-            told = precision[:, :, number]
-            found[name] = float(told[told > -1].mean()) if (told > -1).any() else -1.0
-        return found
+        precision = self._evaluated(kind).eval["precision"]
+        return {name: _mean(precision[:, :, number, ALL, -1]) for number, name in enumerate(self.classes)}
 
     def _evaluated(self, kind: Kind) -> Any:
         coco_kind, part = KINDS[kind]
@@ -79,10 +89,16 @@ class DetectionJudgement:
             wanted = ("image_id", "category_id", "score", part)
             answers = [{name: answer[name] for name in wanted} for answer in self.answers if part in answer]
             judged = COCOeval(truth, truth.loadRes(answers) if answers else _nothing_found(truth), coco_kind)
+            judged.params.maxDets = [self.most]
             judged.evaluate()
             judged.accumulate()
-            judged.summarize()
         return judged
+
+
+def _mean(values: np.ndarray) -> float:
+    """pycocotools writes -1 where there was nothing to find."""
+    found = values[values > -1]
+    return round(float(found.mean()), 6) if found.size else -1.0
 
 
 def coco_truth(truths: Sequence[Truth], classes: Sequence[str]) -> COCO:
@@ -119,9 +135,9 @@ def _nothing_found(truth: COCO) -> COCO:
 
 
 def coco_results(output: dict[str, Tensor], image_id: int) -> list[dict[str, Any]]:
-    """A detector's output for one image as COCO has results, the best first and no more than count."""
+    """A detector's output for one image as COCO has results, the surest first."""
     scores = output["scores"].float().cpu()
-    best = scores.argsort(descending=True, stable=True)[:MOST_OBJECTS]
+    best = scores.argsort(descending=True, stable=True)
     boxes = output["boxes"].float().cpu()[best]
     boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
     labels = output["labels"].cpu()[best]
@@ -167,10 +183,11 @@ def judge_detection(
     classes: Sequence[str],
     device: torch.device,
     say: Callable[[int], None] = lambda images: None,
+    most: int = MOST_OBJECTS,
 ) -> DetectionJudgement:
     """Ask the model about every image; targets are what read_truth gives."""
     model.eval()
-    seen = DetectionJudgement(tuple(classes))
+    seen = DetectionJudgement(tuple(classes), most)
     for batch in batches:
         seen.unreadable += batch.unreadable
         images = [image.to(device, non_blocking=True) for image in batch.images]

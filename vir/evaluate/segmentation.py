@@ -34,11 +34,14 @@ class SegmentationJudgement:
             raise ValueError(f"an answer of shape {tuple(answer.shape)}, expected {tuple(truth.shape)} as the truth.")
         known = truth != VOID
         size = len(self.classes)
-        pairs = truth[known].long() * size + answer[known].long()
-        if len(pairs) and not (0 <= int(truth[known].min()) and int(truth[known].max()) < size):
-            raise ValueError(f"the truth has numbers other than 0 to {size - 1} and {VOID}, expected {size} classes.")
-        if len(pairs) and not (0 <= int(answer[known].min()) and int(answer[known].max()) < size):
-            raise ValueError(f"the answer has numbers other than 0 to {size - 1}, expected {size} classes.")
+        truth, answer = truth[known].long(), answer[known].long()
+        for name, numbers in (("truth", truth), ("answer", answer)):
+            if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= size):
+                raise ValueError(
+                    f"the {name} has numbers from {int(numbers.min())} to {int(numbers.max())}, expected 0 to "
+                    f"{size - 1} for {size} classes, or {VOID} in the truth for none."
+                )
+        pairs = truth * size + answer
         self.counts += pairs.bincount(minlength=size * size).reshape(size, size).cpu()
         self.images += 1
 
