@@ -135,7 +135,7 @@ def test_missing_images_are_left_out_and_told(tmp_path: Path) -> None:
     with pytest.raises(NoImages, match="none of the 3 images"):
         open_objects(tmp_path)
     (tmp_path / "train2017").rmdir()
-    with pytest.raises(NoImages, match="images of .* are missing"):
+    with pytest.raises(NoImages, match="expected a folder"):
         open_objects(tmp_path)
 
 
@@ -230,8 +230,8 @@ def test_coco_without_validation_holds_some_out(tmp_path: Path) -> None:
     assert len(sets["train"]) + len(sets["val"]) == 60
     assert 2 <= len(sets["val"]) <= 15
     assert sets["val"].truth(1).image_id == int(Path(sets["val"].name(1)).stem)
+    write_coco(tmp_path, [])
     with pytest.raises(NoImages, match="too few"):
-        write_coco(tmp_path, [])
         open_objects(tmp_path)
 
 

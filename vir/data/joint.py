@@ -116,10 +116,9 @@ class _Example:
 
     def target(self) -> Target:
         """What is left of the objects, as plain tensors."""
-        boxes = self.boxes.as_subclass(Tensor)
-        large = ((boxes[:, 2:] - boxes[:, :2]) >= LEAST_SIDE).all(1)
-        kept = large & self.masks.as_subclass(Tensor).flatten(1).any(1)
-        masks = self.masks.as_subclass(Tensor)[kept].bool()
+        boxes, masks = self.boxes.as_subclass(Tensor), self.masks.as_subclass(Tensor).bool()
+        kept = ((boxes[:, 2:] - boxes[:, :2]) >= LEAST_SIDE).all(1) & masks.flatten(1).any(1)
+        masks = masks[kept]
         return Target(
             boxes=boxes[kept],
             labels=self.labels[kept],

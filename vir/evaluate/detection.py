@@ -190,10 +190,10 @@ def judge_detection(
     seen = DetectionJudgement(tuple(classes), most)
     for batch in batches:
         seen.unreadable += batch.unreadable
-        images = [image.to(device, non_blocking=True) for image in batch.images]
-        for image, output, truth, own in zip(images, model(images), batch.targets, batch.sizes, strict=True):
-            if truth is not None:
-                height, width = image.shape[-2:]
-                seen.add(truth, in_own_size(output, (height, width), own))
+        known = [i for i, truth in enumerate(batch.targets) if truth is not None]
+        images = [batch.images[i].to(device, non_blocking=True) for i in known]
+        for i, image, output in zip(known, images, model(images) if images else [], strict=True):
+            height, width = image.shape[-2:]
+            seen.add(batch.targets[i], in_own_size(output, (height, width), batch.sizes[i]))
         say(len(batch.images))
     return seen
