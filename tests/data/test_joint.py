@@ -105,6 +105,9 @@ def test_what_a_crop_leaves_nothing_of_is_gone() -> None:
             _, target = transform(Image.new("RGB", (40, 40)), known)
         assert len(target["boxes"]) == len(target["masks"]) == len(target["labels"]) == len(target["area"])
         assert target["masks"].flatten(1).any(1).all()
+        for box, mask in zip(target["boxes"], target["masks"], strict=True):
+            rows, columns = mask.nonzero().T
+            assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         sizes.add(len(target["boxes"]))
     assert sizes == {0, 1}
 
@@ -166,6 +169,16 @@ def test_label_maps_stay_on_their_pixels_and_what_is_missing_is_void() -> None:
         off = (pixels[0][known] * 255 - (target[known] * 30 + 20)).abs()
         assert off.median() < 4  # resized colours run into each other at the edges of classes
     assert 5 < padded < 30
+
+
+def test_resizing_favours_no_side() -> None:
+    """A mirrored label map becomes the mirror of the label map, which torchvision's way for masks does not give."""
+    labels = np.tile(np.arange(41, dtype=np.uint8), (30, 1))  # of 29 places none is between two pixels
+    transform = ForSegmentation(crop=(21, 29), short=None, scales=(0.7, 0.7), flip=0.0)
+    image = Image.new("RGB", (41, 30))
+    _, there = transform(image, labels)
+    _, back = transform(image, np.ascontiguousarray(labels[:, ::-1]))
+    assert torch.equal(there, back.flip(1))
 
 
 def test_a_crop_of_one_class_alone_is_tried_again() -> None:
@@ -234,6 +247,7 @@ def test_a_run_goes_on_in_the_middle_with_the_same_examples(folder: Path, worker
     for a, b in zip(whole[3:], rest, strict=True):
         assert same(a, b)
     assert not same(whole[0], whole[2])
+    assert len({tuple(examples[(epoch, 0)][0].shape) for epoch in range(8)}) > 1  # another crop in every epoch
 
 
 def test_processes_share_the_very_batches(folder: Path) -> None:
