@@ -1,4 +1,5 @@
-"""The one way in for images: whatever the file holds, an upright RGB image or an error in words comes out."""
+"""The one way in for images: whatever the file holds, an upright RGB image or an error in words comes out; of a mask,
+the number of every pixel."""
 
 import io
 import os
@@ -6,11 +7,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 MOST_PIXELS = 512_000_000  # 1.5 GB as RGB
 
@@ -31,10 +33,82 @@ class UnreadableImage(ValueError):
 def open_image(source: Path | str | bytes | BinaryIO, *, most_pixels: int = MOST_PIXELS) -> Image.Image:
     """Read an image, the first one where there are several, as upright RGB; a file object is read from its start."""
     name = _name_of(source)
-    try:
+    with _in_words(name, most_pixels):
         with _opened(source, name) as file:
             image = _load_upright(file, name, most_pixels)
         return _to_rgb(image)
+
+
+def open_numbers(source: Path | str | bytes | BinaryIO, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
+    """Read a mask: one whole number per pixel, as stored; of a palette the indices count and not the colours."""
+    name = _name_of(source)
+    with _in_words(name, most_pixels), _opened(source, name) as file:
+        with _pil_settings(most_pixels), _read_header(file, name) as image:
+            _check_size(image, name, most_pixels)
+            if image.mode not in NUMBERS:
+                raise UnreadableImage(
+                    f"{name} has {len(image.getbands())} channels ({image.mode}), expected one whole number per pixel. "
+                    "Save the mask as a grey or palette PNG."
+                )
+            numbers = np.array(image)
+        return numbers.astype(np.uint8) if numbers.dtype == bool else numbers
+
+
+NUMBERS = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")  # PIL's modes with one whole number per pixel
+
+
+@dataclass(frozen=True)
+class Header:
+    """The size of an image as stored, and how it is to be turned to stand upright (EXIF's number, 1: not at all)."""
+
+    width: int
+    height: int
+    orientation: int
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        return (self.height, self.width) if self.orientation > 4 else (self.width, self.height)
+
+
+def read_header(source: Path | str | bytes | BinaryIO, *, most_pixels: int = MOST_PIXELS) -> Header:
+    """What open_image would do with an image, without its pixels."""
+    name = _name_of(source)
+    with (
+        _in_words(name, most_pixels),
+        _opened(source, name) as file,
+        _pil_settings(most_pixels),
+        _read_header(file, name) as image,
+    ):
+        _check_size(image, name, most_pixels)
+        return Header(image.width, image.height, _noted_orientation(image))
+
+
+def _noted_orientation(image: Image.Image) -> int:
+    try:
+        noted = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except MemoryError:
+        raise
+    except Exception:  # a spoilt note does not spoil the pixels
+        return 1
+    return noted if noted in range(1, 9) else 1
+
+
+def turned(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn the last two axes, rows and columns, as open_image turns an image of this orientation."""
+    if orientation > 4:
+        values = values.swapaxes(-1, -2)
+    if orientation in (2, 3, 6, 7):
+        values = values[..., ::-1]
+    if orientation in (3, 4, 7, 8):
+        values = values[..., ::-1, :]
+    return np.ascontiguousarray(values)
+
+
+@contextmanager
+def _in_words(name: str, most_pixels: int) -> Iterator[None]:
+    """Whatever goes wrong with a file becomes an error in words."""
+    try:
+        yield
     except UnreadableImage:
         raise
     except MemoryError as error:

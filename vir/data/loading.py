@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,22 @@ def seeded(*parts: int) -> Iterator[None]:
 NO_CLASS = -1
 
 
-class Examples(Dataset):
+class KeyedExamples(Dataset):
+    """Whatever is read by epoch and index, and put together to batches in its own way."""
+
+    seed: int
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, key: Key) -> Any:
+        raise NotImplementedError
+
+    def collate(self, examples: list[Any]) -> Any:
+        raise NotImplementedError
+
+
+class Examples(KeyedExamples):
     """Images as a model takes them. For one that cannot be read the next stands in; or, to judge a model, a blank one
     without a class."""
 
@@ -85,12 +101,11 @@ class Examples(Dataset):
                 return self.transform(image), target, index, unreadable
         raise UnreadableImage("none of the images can be read")
 
-
-def collate(examples: list[tuple[Tensor, int, int, list[str]]]) -> Batch:
-    images, targets, indices, unreadable = zip(*examples, strict=True)
-    return Batch(
-        torch.stack(images), torch.tensor(targets), torch.tensor(indices), [u for some in unreadable for u in some]
-    )
+    def collate(self, examples: list[tuple[Tensor, int, int, list[str]]]) -> Batch:
+        images, targets, indices, unreadable = zip(*examples, strict=True)
+        return Batch(
+            torch.stack(images), torch.tensor(targets), torch.tensor(indices), [u for some in unreadable for u in some]
+        )
 
 
 @dataclass(frozen=True)
@@ -108,8 +123,14 @@ def order_of(count: int, seed: int, epoch: int) -> list[int]:
 
 
 def training_batches(
-    examples: Examples, batch: int, epochs: int, share: Share, workers: int, first_epoch: int = 0, first_step: int = 0
-) -> Iterator[Batch]:
+    examples: KeyedExamples,
+    batch: int,
+    epochs: int,
+    share: Share,
+    workers: int,
+    first_epoch: int = 0,
+    first_step: int = 0,
+) -> Iterator[Any]:
     """The batches of all epochs from some step on, one after the other: workers run ahead over their borders."""
     count = len(examples)
     part = batch // (share.processes * share.parts)
@@ -125,7 +146,7 @@ def training_batches(
     return iter(_loader(examples, _Again(keys), workers))
 
 
-def judging_batches(examples: Examples, batch: int, share: Share, workers: int) -> DataLoader:
+def judging_batches(examples: KeyedExamples, batch: int, share: Share, workers: int) -> DataLoader:
     """All images once, in order, shared among the processes."""
     mine = range(share.rank, len(examples), share.processes)
     keys = [[(0, i) for i in mine[start : start + batch]] for start in range(0, len(mine), batch)]
@@ -142,6 +163,6 @@ class _Again:
         return self.make()
 
 
-def _loader(examples: Examples, keys: Iterable[list[Key]], workers: int) -> DataLoader:
+def _loader(examples: KeyedExamples, keys: Iterable[list[Key]], workers: int) -> DataLoader:
     pin = torch.cuda.is_available()
-    return DataLoader(examples, batch_sampler=keys, num_workers=workers, collate_fn=collate, pin_memory=pin)
+    return DataLoader(examples, batch_sampler=keys, num_workers=workers, collate_fn=examples.collate, pin_memory=pin)
