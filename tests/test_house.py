@@ -11,8 +11,8 @@ README = (ROOT / "README.md").read_text()
 
 # A room may import from itself and from those before it.
 ROOMS = [
-    "ops", "layers", "weights", "models", "data", "checkpoint", "streaming", "bench", "evaluate", "answers", "predict",
-    "export", "train", "demo", "cli",
+    "ops", "layers", "weights", "models", "data", "checkpoint", "heads", "streaming", "bench", "evaluate", "answers",
+    "predict", "export", "train", "demo", "cli",
 ]  # fmt: skip
 
 
