@@ -101,6 +101,8 @@ def test_a_stage_learns_from_the_boxes_of_the_one_before() -> None:
     assert all(loss.isfinite() for loss in losses.values())
     expected = cascade.pooled(cascade.box_pool, features, [truth])
     assert torch.allclose(seen[0], expected.expand_as(seen[0]), atol=1e-4)
+    regressor = cascade.stages[0].box_head.regressor.bias
+    assert torch.autograd.grad(losses["loss_box_2"], regressor, allow_unused=True) == (None,)
     assert len(seen[0]) == 2  # the moved proposal and the truth; the truth of the first stage did not go on
 
 

@@ -147,6 +147,16 @@ def test_usual_sizes() -> None:
     assert images.tensors.shape[-2:] == (800, 1088)  # 800 x 1066, filled up
 
 
+def test_images_are_normed_inside() -> None:
+    usual, other = detector().eval(), detector(mean=[0.0] * 3, std=[1.0] * 3).eval()
+    other.load_state_dict(usual.state_dict())
+    image = torch.rand(3, 64, 64)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    with torch.inference_mode():
+        (expected,), (found,) = usual([image]), other([(image - mean[:, None, None]) / std[:, None, None]])
+    assert torch.allclose(found["boxes"], expected["boxes"], atol=1e-3)
+
+
 def test_mistakes_are_answered_in_words() -> None:
     with pytest.raises(ValueError, match="box_head='3fc', expected one of '2fc', '4conv1fc'"):
         detector(box_head="3fc")

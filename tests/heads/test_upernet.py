@@ -42,6 +42,16 @@ def test_logits_have_the_size_of_the_image(name: str, size: tuple[int, int]) -> 
         assert segmentor(name).eval()(torch.rand(1, 3, *size)).shape == (1, 3, *size)
 
 
+def test_no_pixel_moves_where_an_image_is_filled_up() -> None:
+    """The logits of an image are those of the same image with the mean colour at its right and below."""
+    model = segmentor(mean=[0.0] * 3).eval()
+    image = torch.rand(1, 3, 45, 71)
+    filled = torch.zeros(1, 3, 64, 96)
+    filled[..., :45, :71] = image
+    with torch.inference_mode():
+        assert torch.equal(model(image), model(filled)[..., :45, :71])
+
+
 @pytest.mark.parametrize("name", ["hvir_tiny", "vir_tiny_patch16_224", "resnet18"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(45, 71), (32, 32)])
