@@ -106,6 +106,24 @@ def test_a_stage_learns_from_the_boxes_of_the_one_before() -> None:
     assert len(seen[0]) == 2  # the moved proposal and the truth; the truth of the first stage did not go on
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("2fc", (4 - 0.5) + (10 * log(1.4) - 0.5)),  # a fifth of a side times 20, and a growth of 1.4 times 10
+        ("4conv1fc", 10 * (1 - 100 / 140)),  # 100 of 140 pixels overlap, and nothing else is enclosed
+    ],
+)
+def test_the_loss_of_a_box_is_a_mean_over_samples(kind: str, expected: float) -> None:
+    cascade = detector(box_head=kind).roi_heads
+    target = {"boxes": torch.tensor([[0.0, 0, 10, 14]]), "labels": torch.tensor([1])}
+    proposals = torch.tensor([[0.0, 0, 10, 10], [40, 40, 50, 50]])
+    stage = cascade.stages[1]
+    samples = cascade.chosen(proposals, target, 0.5)
+    assert len(samples.boxes) == 3  # with the truth, which is where it should be
+    _, loss = stage.box_losses(torch.zeros(3, 3), torch.zeros(3, 4), [samples], [target])
+    assert torch.allclose(loss, torch.tensor(0.5 * expected / 3), rtol=1e-4)  # the second stage counts half
+
+
 @pytest.mark.parametrize(("kind", "loss", "weight"), [("2fc", "smooth_l1", 1.0), ("4conv1fc", "giou", 10.0)])
 def test_kinds_of_box_heads(kind: str, loss: str, weight: float) -> None:
     stages = detector(box_head=kind).roi_heads.stages
