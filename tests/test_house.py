@@ -11,8 +11,8 @@ README = (ROOT / "README.md").read_text()
 
 # A room may import from itself and from those before it.
 ROOMS = [
-    "ops", "layers", "weights", "models", "data", "checkpoint", "streaming", "bench", "evaluate", "answers", "viz",
-    "predict", "export", "train", "demo", "cli",
+    "ops", "layers", "weights", "models", "heads", "data", "checkpoint", "transfer", "streaming", "bench", "evaluate",
+    "answers", "viz", "predict", "export", "train", "demo", "cli",
 ]  # fmt: skip
 
 

@@ -1,0 +1,68 @@
+"""What a detector is given, checked before it is believed: errors in words, boxes of no area left out."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
+
+from vir.heads.boxes import SMALLEST_SIDE
+
+Target = dict[str, Tensor]
+
+
+def check_images(images: Sequence[Tensor], max_size: int) -> None:
+    if not len(images):
+        raise ValueError("the list of images is empty: give at least one image.")
+    for i, image in enumerate(images):
+        if image.ndim != 3 or image.shape[0] != 3 or not image.is_floating_point():
+            raise ValueError(
+                f"image {i} is {image.dtype} of shape {tuple(image.shape)}, expected floats in 0..1 of shape "
+                "3 height width: scale bytes by 1 / 255 and give a list of images, not a batch."
+            )
+        short, long = sorted(image.shape[1:])
+        if not short or short * max_size < long:
+            raise ValueError(
+                f"image {i} has {image.shape[1]} x {image.shape[2]} pixels: with its longer side at most {max_size} "
+                "nothing is left of the shorter one. Cut it into parts, or give a larger max_size."
+            )
+
+
+def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, classes: int) -> list[Target]:
+    """The targets with boxes cut at the border of their images, without those that have no area there."""
+    if targets is None or len(targets) != len(images):
+        given = "no targets" if targets is None else f"{len(targets)} targets"
+        raise ValueError(
+            f"{given} for {len(images)} images: in training give one for each, a dict of boxes, labels, masks."
+        )
+    return [_checked(i, image, target, classes) for i, (image, target) in enumerate(zip(images, targets, strict=True))]
+
+
+def _checked(i: int, image: Tensor, target: Target, classes: int) -> Target:
+    lacking = [name for name in ("boxes", "labels", "masks") if name not in target]
+    if lacking:
+        raise ValueError(f"target {i} has no {', '.join(lacking)}: it needs boxes, labels and masks.")
+    height, width = image.shape[-2:]
+    boxes, labels, masks = target["boxes"], target["labels"], target["masks"]
+    count = len(labels)
+    expected = {"boxes": (count, 4), "labels": (count,), "masks": (count, height, width)}
+    for name, shape in expected.items():
+        if target[name].shape != shape:
+            raise ValueError(
+                f"target {i}: {name} have shape {tuple(target[name].shape)}, expected {shape} for {count} labels and "
+                f"an image of {height} x {width} pixels."
+            )
+    boxes = boxes.float()
+    if not bool(torch.isfinite(boxes).all()):
+        raise ValueError(f"target {i} has a box that is not finite: leave it out.")
+    turned = (boxes[:, 2:] < boxes[:, :2]).any(1)
+    if bool(turned.any()):
+        raise ValueError(
+            f"target {i} has the box {boxes[turned][0].tolist()}, which ends before it begins: "
+            "expected x1 y1 x2 y2, not x y width height."
+        )
+    if bool(((labels < 1) | (labels > classes)).any()):
+        raise ValueError(f"target {i} has labels {labels.unique().tolist()}, expected 1 to {classes}; 0 is background.")
+    boxes = clip_boxes_to_image(boxes, (height, width))
+    kept = (boxes[:, 2:] - boxes[:, :2] >= SMALLEST_SIDE).all(1)
+    return {"boxes": boxes[kept], "labels": labels[kept].long(), "masks": masks[kept]}
