@@ -33,7 +33,7 @@ def some(width: int, height: int, count: int, masks: bool = True) -> Detections:
 )
 def test_every_size(size: tuple[int, int], masks: bool) -> None:
     image = Image.new("RGB", size, (90, 90, 90))
-    answer = some(*size, count=5, masks=masks)
+    answer = some(*size, count=3, masks=masks)
     picture = draw(image, answer)
     assert max(picture.size) >= 512
     assert picture.width % size[0] == picture.height % size[1] == 0  # enlarged by a whole factor, if at all
@@ -56,8 +56,8 @@ def test_a_mask_is_coloured_where_it_is() -> None:
 
 
 def test_many_objects_of_one_class_and_none() -> None:
-    many = some(640, 480, 300)
-    one = Detections("x", 640, 480, many.boxes, ("cat",) * 300, (1,) * 300, many.scores, many.masks)
+    many = some(640, 480, 120)
+    one = Detections("x", 640, 480, many.boxes, ("cat",) * 120, (1,) * 120, many.scores, many.masks)
     image = Image.new("RGB", (640, 480))
     assert len(np.unique(np.asarray(draw(image, one)).reshape(-1, 3), axis=0)) > 10  # each in its own colour
     assert np.asarray(draw(image, some(640, 480, 0))).max() == 0
@@ -77,7 +77,7 @@ def test_label_maps_are_coloured_and_void_is_not() -> None:
     assert (pixels[100:200, 100:200] != pixels[10, 10]).any()  # the name, in the middle of its class
 
 
-@pytest.mark.parametrize("size", [(1, 1), (32, 32), (2000, 3000)])
+@pytest.mark.parametrize("size", [(1, 1), (32, 32), (1500, 1000)])
 def test_label_maps_of_every_size(size: tuple[int, int]) -> None:
     labels = (np.add.outer(np.arange(size[1]), np.arange(size[0])) // 7 % 3).astype(np.uint8)
     image, answer = Image.new("RGB", size), Segmentation("x", labels, NAMES)
