@@ -5,10 +5,10 @@ Nothing is pickled: loading runs no code. A file is written whole or not at all.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 import vir.models  # noqa: F401  (registers the models in timm)
 from vir import weights
+from vir.heads import build_detector, build_segmentor
 from vir.layers.retention import stretch_decay
 from vir.weights import HEADER
 
 FORMAT = 1
+Task = Literal["classification", "detection", "segmentation"]
 
 
 class BadCheckpoint(ValueError):
@@ -41,7 +43,7 @@ class Card:
     interpolation: str = "bicubic"
     crop_pct: float = 0.9
     stretch: float = 1.0  # of the decay, for a larger grid than the one of training
-    task: str = "classification"
+    task: Task = "classification"
     metrics: dict[str, float] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # where it came from, how much, under which terms
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -67,9 +69,20 @@ class Card:
 
     def build(self) -> nn.Module:
         """The model without its weights."""
-        model = timm.create_model(self.model, num_classes=len(self.classes), **self.model_args)
+        model = BUILDERS[self.task](self.model, len(self.classes), **self.model_args)
         stretch_decay(model, self.stretch)
         return model
+
+
+def _classifier(model: str, classes: int, **model_args: Any) -> nn.Module:
+    return timm.create_model(model, num_classes=classes, **model_args)
+
+
+BUILDERS: dict[Task, Callable[..., nn.Module]] = {
+    "classification": _classifier,
+    "detection": build_detector,
+    "segmentation": build_segmentor,
+}
 
 
 def write(tensors: Mapping[str, Tensor], header: dict[str, Any], file: Path) -> None:

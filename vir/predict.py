@@ -1,17 +1,23 @@
 """The path of an image: read, transform, model, answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from timm.data import create_transform
 from torch import nn
 
-from vir.answers import Classes
-from vir.checkpoint import Card, load_model
+from vir.answers import Classes, Detections, Segmentation
+from vir.checkpoint import Card, Task, load_model
 from vir.data.images import UnreadableImage, open_image
+from vir.data.joint import AS_THEY_ARE, ForJudgingDetection, ForJudgingSegmentation
+from vir.evaluate.segmentation import labels_of
 
 TOP = 5
+LEAST = 0.5  # how sure a model must be of an object
+Answer = Classes | Detections | Segmentation
 
 
 def predict(
@@ -19,27 +25,58 @@ def predict(
     checkpoint: Path | str,
     *,
     top: int = TOP,
+    least: float = LEAST,
     size: int | None = None,
     device: str | None = None,
-) -> Iterator[Classes | UnreadableImage]:
+) -> Iterator[Answer | UnreadableImage]:
     """The answer for every image, in order; an image that cannot be read gives its error instead."""
     model, card = load_model(checkpoint, device or best_device())
     for path in images:
         try:
-            yield classify(model, card, path, top=top, size=size)
+            yield answer_to(model, card, open_image(path), str(path), top=top, least=least, size=size)
         except UnreadableImage as error:
             yield error
 
 
 @torch.inference_mode()
-def classify(model: nn.Module, card: Card, path: Path, *, top: int = TOP, size: int | None = None) -> Classes:
-    picture = open_image(path)
-    pixels = create_transform(**card.preprocessing(size))(picture)
+def answer_to(
+    model: nn.Module,
+    card: Card,
+    image: Image.Image,
+    name: str,
+    *,
+    top: int = TOP,
+    least: float = LEAST,
+    size: int | None = None,
+) -> Answer:
+    """What a trained model says of an upright RGB image."""
     device = next(model.parameters()).device
-    shares = model(pixels[None].to(device)).float().softmax(1)[0]
-    best = shares.topk(min(top, len(card.classes)))
-    names = tuple(card.classes[i] for i in best.indices.tolist())
-    return Classes(str(path), names, tuple(best.values.tolist()))
+
+    def classes() -> Classes:
+        pixels = create_transform(**card.preprocessing(size))(image)
+        shares = model(pixels[None].to(device)).float().softmax(1)[0]
+        best = shares.topk(min(top, len(card.classes)))
+        return Classes(name, tuple(card.classes[i] for i in best.indices.tolist()), tuple(best.values.tolist()))
+
+    def objects() -> Detections:
+        if size is not None:
+            model.set_size(size)  # type: ignore[operator]
+        pixels, _ = ForJudgingDetection()(image, None)
+        output = model([pixels.to(device)])[0]
+        return Detections.from_output(name, (image.height, image.width), output, card.classes, least=least)
+
+    def scene() -> Segmentation:
+        resize = ForJudgingSegmentation(short=size or card.size, colours=AS_THEY_ARE)
+        pixels, _ = resize(image, np.zeros((1, 1), np.uint8))
+        labels = labels_of(model(pixels[None].to(device)), (image.height, image.width))[0]
+        return Segmentation(name, labels.to(torch.uint8).cpu().numpy(), card.classes)
+
+    answers: dict[Task, Callable[[], Answer]] = {
+        "classification": classes,
+        "detection": objects,
+        "segmentation": scene,
+    }
+    return answers[card.task]()
 
 
 def best_device() -> str:

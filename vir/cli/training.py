@@ -58,6 +58,11 @@ WORKERS = min(4, os.cpu_count() or 1)
 Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
 SaveMinutes = Annotated[float, typer.Option(help="Minutes between saved states inside an epoch.", min=0)]
 Unreadable = Annotated[float, typer.Option(help="Share of unreadable images above which the run stops.", min=0, max=1)]
+Void = Annotated[
+    list[int] | None,
+    typer.Option(help="Segmentation: a number in label maps that is no class, besides 255; repeat for several."),
+]
+Split = Annotated[str, typer.Option(help="Detection and segmentation: which images to judge by, such as val or test.")]
 Terms = Annotated[str, typer.Option(help="Under which the data may be used: goes into the checkpoint.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Forget the run that is in --out.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell the whole plan, and stop.")]
@@ -92,6 +97,7 @@ def train(
     workers: Workers = WORKERS,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
+    void: Void = None,
     terms: Terms = "",
     restart: Restart = False,
     dry_run: DryRun = False,
@@ -113,7 +119,7 @@ def train(
         "model": model, "model_args": model_args,
     }  # fmt: skip
     chosen = _changed(base, changes)
-    run = Run(data, out, None, "keep", workers, save_minutes, most_unreadable, terms)
+    run = Run(data, out, None, "keep", workers, save_minutes, most_unreadable, terms, tuple(void or ()))
     _train(chosen, run, restart, dry_run)
 
 
@@ -140,6 +146,7 @@ def finetune(
     workers: Workers = WORKERS,
     save_minutes: SaveMinutes = 5.0,
     most_unreadable: Unreadable = 0.01,
+    void: Void = None,
     terms: Terms = "",
     restart: Restart = False,
     dry_run: DryRun = False,
@@ -155,7 +162,9 @@ def finetune(
         fail(str(error))
     if recipe is not None and recipe not in RECIPES:
         fail(f"no recipe {recipe!r}: expected one of {', '.join(RECIPES)}.")
-    gentle = Recipe(card.model, size=card.size, epochs=10, lr=1e-4, layer_decay=0.8, warmup_epochs=1, min_lr=1e-6)
+    gentle = Recipe(
+        card.model, task=card.task, size=card.size, epochs=10, lr=1e-4, layer_decay=0.8, warmup_epochs=1, min_lr=1e-6
+    )
     base = RECIPES[recipe]() if recipe else gentle
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
@@ -164,9 +173,10 @@ def finetune(
         "model": card.model,
     }  # fmt: skip
     chosen = _changed(base, changes)
+    known = terms or card.data.get("terms", "")
     run = Run(
-        data, out, found(checkpoint), decay, workers, save_minutes, most_unreadable, terms or card.data.get("terms", "")
-    )
+        data, out, found(checkpoint), decay, workers, save_minutes, most_unreadable, known, tuple(void or ())
+    )  # fmt: skip
     _train(chosen, run, restart, dry_run)
 
 
@@ -201,6 +211,7 @@ def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
     from vir.checkpoint import BadCheckpoint
     from vir.data.images import UnreadableImage
     from vir.data.sets import NoImages
+    from vir.evaluate.measures import MEASURES
     from vir.train.finish import finish
     from vir.train.loop import train as start
     from vir.train.setup import CannotTrain
@@ -217,37 +228,43 @@ def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
         card = start(recipe, run, console)
         if not PartialState().is_main_process:
             return
-        for made in finish(run, card):
+        for made in finish(recipe, run, card):
             console.print(f"written: {made}", highlight=False)
     except (CannotTrain, NoImages, BadCheckpoint, UnreadableImage) as error:
         fail(str(error))
     best = run.out / "best.safetensors"
-    console.print(f"best: {card.metrics['top1']:.2f} % of {int(card.metrics['images']):,} images, in {best}")
+    told = MEASURES[card.task].told(card.metrics)
+    console.print(f"best: {told} of {int(card.metrics['images']):,} images, in {best}", highlight=False)
 
 
 def _tell_plan(recipe: Any, run: Any) -> None:
+    import torch
+
     from vir.data.loading import Share
-    from vir.data.sets import open_sets
-    from vir.data.streams import PREFIX, open_streams
     from vir.train.plan import cost
     from vir.train.setup import check_batch
+    from vir.train.tasks import TASKS
 
-    sets: Any = open_streams(run.data) if run.data.startswith(PREFIX) else open_sets(run.data)
-    train_set, val_set = sets["train"], sets["val"]
-    steps = check_batch(recipe, len(train_set), Share(parts=recipe.accumulate))
+    share = Share(parts=recipe.accumulate)
+    task = TASKS[recipe.task](recipe, run, torch.device("cpu"), share)
+    train_set, val_set = task.sets["train"], task.sets["val"]
+    steps = check_batch(recipe, len(train_set), share)
     whole = cost(recipe, len(train_set.classes), len(train_set), 1)
     some = ", ".join(train_set.classes[:8]) + (", ..." if len(train_set.classes) > 8 else "")
+    model = f"{recipe.model}, {whole.parameters / 1e6:.2f} million parameters, {recipe.size} px"
     table = Table(show_header=False)
     for name, value in {
+        "task": recipe.task,
         "images": f"{len(train_set):,} to learn from, {len(val_set):,} to judge by",
         "classes": f"{len(train_set.classes)}: {some}",
         "steps": f"{recipe.epochs + recipe.cooldown_epochs} epochs of {steps} steps of {recipe.batch} images",
-        "model": f"{recipe.model}, {whole.parameters / 1e6:.2f} million parameters, {recipe.size} px",
-        "cost": f"{whole.images:,} images, {whole.flops / 1e15:.3g} PFLOP",
-        "memory": f"about {whole.bytes / 2**30:.1f} GB on one process (kernels need less)",
+        "model": model,
+        "cost": f"{whole.images:,} images" + (f", {whole.flops / 1e15:.3g} PFLOP" if whole.flops else ""),
+        "memory": f"about {whole.bytes / 2**30:.1f} GB on one process (kernels need less)" if whole.bytes else "",
         "results": str(run.out),
     }.items():
-        table.add_row(name, value)
+        if value:
+            table.add_row(name, value)
     for remark in (*train_set.remarks, *val_set.remarks):
         console.print(f"note: {remark}", highlight=False)
     console.print(table)
@@ -267,32 +284,42 @@ def _list_recipes() -> None:
 def evaluate(
     checkpoint: Checkpoint,
     data: Data = "data",
+    split: Split = "val",
     size: Size = None,
     decay: Decay = "keep",
-    batch: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 64,
+    batch: Annotated[int, typer.Option(help="Images at a time, in classification.", min=1)] = 64,
+    void: Void = None,
     workers: Workers = WORKERS,
     out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> None:
-    """Tell the accuracy of a trained model on a folder of images."""
+    """Tell how good a trained model is on images that it has not seen."""
     from vir.checkpoint import BadCheckpoint, load_model
-    from vir.data.sets import NoImages, open_images
-    from vir.evaluate.classification import judge_set
+    from vir.data.sets import NoImages
+    from vir.evaluate.by_task import judge_data
+    from vir.evaluate.measures import ALSO, MEASURES
     from vir.layers.retention import stretch_decay
     from vir.predict import best_device
 
     try:
         model, card = load_model(checkpoint, best_device())
-        images = open_images(data, card.classes)
+        if decay == "rescale":
+            stretch_decay(model, card.stretch * card.size / (size or card.size))
+        how: dict[str, Any] = {
+            "size": size,
+            "batch": batch,
+            "workers": workers,
+            "device": best_device(),
+            "void": tuple(void or ()),
+        }
+        with console.status("judging"):
+            verdict = judge_data(model, card, data, split=split, **how)
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
-    if decay == "rescale":
-        stretch_decay(model, card.stretch * card.size / (size or card.size))
-    with console.status("judging"):
-        verdict = judge_set(model, card, images, size, batch, workers, best_device())
     metrics = verdict.metrics()
+    told = [MEASURES[card.task].told(metrics), ALSO[card.task].told(metrics)]
+    told += [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     console.print(
-        f"{card.model} at {size or card.size} px on {verdict.images:,} images: top-1 {metrics['top1']:.2f} %, "
-        f"top-5 {metrics['top5']:.2f} %, loss {metrics['loss']:.4f}"
+        f"{card.model} at {size or card.size} px on {verdict.images:,} images: {', '.join(told)}", highlight=False
     )
     for line in verdict.unreadable:
         console.print(f"not read: {line}", highlight=False)
@@ -304,24 +331,28 @@ def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option(help="The file to write, such as birds.safetensors.")],
     data: Data = "data",
+    split: Split = "val",
     command: Annotated[str, typer.Option(help="How it was trained: goes into the card.")] = "",
     terms: Annotated[str, typer.Option(help="Under which the data may be used, if training was not told.")] = "",
+    void: Void = None,
     workers: Workers = WORKERS,
 ) -> None:
     """Make a copy to hand on: half the size, judged again as it is, with a card in Markdown."""
     from vir.checkpoint import BadCheckpoint
-    from vir.data.sets import NoImages, open_images
+    from vir.data.sets import NoImages
+    from vir.evaluate.measures import MEASURES
     from vir.export import export as make
 
     if out.suffix != ".safetensors":
         fail(f"--out {out}: expected a name that ends in .safetensors.")
+    judging = {"split": split, "workers": workers, "void": tuple(void or ())}
     try:
         with console.status("judging"):
-            card = make(checkpoint, lambda card: open_images(data, card.classes), out, workers, command, terms)
+            card = make(checkpoint, data, out, command=command, terms=terms, **judging)
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
-    size = out.stat().st_size / 1e6
-    console.print(f"{out}: {size:.1f} MB, top-1 {card.metrics['top1']:.2f} %; its card is {out.with_suffix('.md')}")
+    size, told = out.stat().st_size / 1e6, MEASURES[card.task].told(card.metrics)
+    console.print(f"{out}: {size:.1f} MB, {told}; its card is {out.with_suffix('.md')}", highlight=False)
 
 
 def predict(
@@ -330,27 +361,56 @@ def predict(
         str, typer.Option(help="The .safetensors file of a trained model, or the name of weights that ship.")
     ] = weights.DEFAULT,
     top: Annotated[int, typer.Option(help="Classes to show of each image.", min=1)] = 5,
+    least: Annotated[float, typer.Option(help="How sure it must be of an object to show it.", min=0, max=1)] = 0.5,
     size: Size = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the images with objects or label maps drawn on them.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead.")] = False,
 ) -> None:
-    """Ask a trained model what is in a photograph."""
-    from vir.answers import Classes
+    """Ask a trained model what is in a photograph: its class, its objects or the class of every pixel."""
     from vir.checkpoint import BadCheckpoint
+    from vir.data.images import UnreadableImage
     from vir.predict import predict as ask
 
     failed = 0
     try:
-        for path, answer in zip(images, ask(images, checkpoint, top=top, size=size), strict=True):
-            if not isinstance(answer, Classes):
+        for path, answer in zip(images, ask(images, checkpoint, top=top, least=least, size=size), strict=True):
+            if isinstance(answer, UnreadableImage):
                 failed += 1
                 _tell(as_json, {"image": str(path), "error": str(answer)}, f"[red]{path}:[/] {answer}")
                 continue
-            shown = ", ".join(f"{n} {100 * p:.1f} %" for n, p in zip(answer.names, answer.probabilities, strict=True))
-            _tell(as_json, answer.as_dict(), f"{path}: {shown}")
+            drawn = _drawn(path, answer, out)
+            _tell(as_json, answer.as_dict(), f"{path}: {_in_words(answer)}{f'; drawn in {drawn}' if drawn else ''}")
     except BadCheckpoint as error:
         fail(str(error))
     if failed:
         raise typer.Exit(1)
+
+
+def _in_words(answer: Any) -> str:
+    from vir.answers import Classes, Detections
+
+    if isinstance(answer, Classes):
+        return ", ".join(f"{n} {100 * p:.1f} %" for n, p in zip(answer.names, answer.probabilities, strict=True))
+    if isinstance(answer, Detections):
+        found = [f"{answer.names.count(name)} x {name}" for name in dict.fromkeys(answer.names)]
+        return ", ".join(found) or "nothing found"
+    return ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer.shares.items())
+
+
+def _drawn(path: Path, answer: Any, folder: Path | None) -> Path | None:
+    """The image with the answer on it, where there is something to draw; never in the place of the image itself."""
+    from vir.answers import Classes
+    from vir.data.images import open_image
+    from vir.viz.answers import draw
+
+    if folder is None or isinstance(answer, Classes):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{path.stem}.answer.png"
+    draw(open_image(path), answer).save(file)
+    return file
 
 
 def _tell(as_json: bool, values: dict[str, Any], words: str) -> None:

@@ -43,14 +43,17 @@ def fitted(height: int, width: int, short: int, longest: int) -> tuple[int, int]
 class ForDetection:
     """Flip, then one of several sizes; of every second image, if crops are wanted, only a crop at one more size.
 
+    Without sizes images stay as they are: our detectors choose a size by themselves.
+
     Crowds are left out, as they are no single objects, and so is what a crop or the size leaves nothing of.
     """
 
-    short: tuple[int, ...] = tuple(range(480, 801, 32))
+    short: tuple[int, ...] = ()
     longest: int = 1333
     crop: tuple[int, int] | None = None  # its shortest and its longest side
     before_crop: tuple[int, ...] = (400, 500, 600)  # short sides
     flip: float = 0.5
+    upside_down: float = 0.0
     jitter: Jitter = NO_JITTER
     colours: tuple[Colours, Colours] = AS_THEY_ARE  # mean, deviation
 
@@ -58,10 +61,13 @@ class ForDetection:
         example = _Example.of(image, target)
         if _chance(self.flip):
             example.apply(F.horizontal_flip)
+        if _chance(self.upside_down):
+            example.apply(F.vertical_flip)
         if self.crop is not None and _chance(0.5):
             example.resize(_pick(self.before_crop), 4 * max(self.before_crop))
             example.crop(_between(*self.crop), _between(*self.crop))
-        example.resize(_pick(self.short), self.longest)
+        if self.short:
+            example.resize(_pick(self.short), self.longest)
         pixels = _pixels(_jittered(example.image, self.jitter), self.colours)
         return pixels, example.target()
 
@@ -131,14 +137,17 @@ class _Example:
 
 @dataclass(frozen=True)
 class ForJudgingDetection:
-    """One size, and what is known as it was: answers are brought back to the image's own coordinates."""
+    """One size, or the image's own, and what is known as it was: answers are brought back to its coordinates."""
 
-    short: int = 800
+    short: int | None = None
     longest: int = 1333
     colours: tuple[Colours, Colours] = AS_THEY_ARE
 
     def __call__(self, image: Image.Image, truth: Any) -> tuple[Tensor, Any]:
-        return _resized_pixels(image, fitted(image.height, image.width, self.short, self.longest), self.colours), truth
+        size = image.height, image.width
+        if self.short is not None:
+            size = fitted(*size, self.short, self.longest)
+        return _resized_pixels(image, size, self.colours), truth
 
 
 @dataclass(frozen=True)

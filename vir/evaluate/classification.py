@@ -42,6 +42,14 @@ class Judgement:
     def mean_loss(self) -> float:
         return self.loss / max(1, self.images)
 
+    def join(self, other: "Judgement") -> None:
+        """Add what another process has seen."""
+        self.counts = self.counts + other.counts
+        self.loss += other.loss
+        self.in_five += other.in_five
+        self.worst = sorted([*self.worst, *other.worst], reverse=True)[:WORST]
+        self.unreadable += other.unreadable
+
     def metrics(self) -> dict[str, float]:
         known = {"top1": self.top1, "top5": self.top5, "loss": self.mean_loss, "images": float(self.images)}
         return {name: round(value, 6) for name, value in known.items()}

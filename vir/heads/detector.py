@@ -53,6 +53,10 @@ class CascadeMaskRCNN(GeneralizedRCNN):
         """The backbone alone, to load weights into."""
         return self.backbone.body
 
+    def set_size(self, short: int) -> None:
+        """The short side to which images are brought, in training and evaluation."""
+        self.transform.min_size = (short,)
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.body.set_grad_checkpointing(enable)
 

@@ -1,42 +1,25 @@
-"""After a run: how it went, where the best model errs, and what its worst mistakes look like."""
+"""After a run: how it went, where the best model errs, and what it says."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import Image
+import torch
 
 from vir.checkpoint import Card, load_model
-from vir.data.images import open_image
-from vir.data.sets import open_sets
-from vir.data.streams import PREFIX
-from vir.evaluate.classification import judge_set
+from vir.data.loading import Share
 from vir.predict import best_device
 from vir.train import report
+from vir.train.recipes import Recipe
 from vir.train.setup import Run
+from vir.train.tasks import TASKS
 
 
-def finish(run: Run, card: Card) -> Iterator[Path]:
+def finish(recipe: Recipe, run: Run, card: Card) -> Iterator[Path]:
     """Pictures of a finished run, one after the other."""
-    curves, confusion, mistakes = (run.out / name for name in ("curves.png", "confusion.png", "mistakes.png"))
+    curves = run.out / "curves.png"
     report.curves(run.out / "log.csv", curves)
     yield curves
-    if run.data.startswith(PREFIX):  # a stream has no files to show
-        return
+    task = TASKS[card.task](recipe, run, torch.device(best_device()), Share())
+    task.card = card
     model, _ = load_model(run.out / "best.safetensors", best_device())
-    images = open_sets(run.data, card.classes)["val"]
-    verdict = judge_set(model, card, images, workers=run.workers, device=best_device())
-    report.confusion(verdict.confusion(), list(card.classes), confusion)
-    yield confusion
-    places = {Path(images.name(index)): index for _, index, _, _ in verdict.worst}
-
-    def show(name: Path) -> Image.Image:
-        file, _ = images.read(places[name])  # it may lie in an archive
-        with file:
-            return open_image(file)
-
-    worst = [
-        report.Mistake(images.name(index), card.classes[truth], card.classes[answer], sure)
-        for sure, index, truth, answer in verdict.worst
-    ]
-    report.mistakes(worst, show, mistakes)
-    yield mistakes
+    yield from task.pictures(model, card, run.out)

@@ -9,16 +9,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-COLUMNS = (
-    "epoch", "step", "lr", "loss", "train_top1", "val_loss", "val_top1", "images_per_second", "seconds",
-)  # fmt: skip
+COLUMNS = ("epoch", "step", "lr", "loss", "train_top1")
+LAST_COLUMNS = ("images_per_second", "seconds")
 QUIET_SECONDS = 60.0  # between plain lines inside an epoch
 
 
 class Log:
     """Writes one row per epoch; rows of epochs that a resumed run does again are dropped first."""
 
-    def __init__(self, folder: Path, first_epoch: int) -> None:
+    def __init__(self, folder: Path, first_epoch: int, measures: tuple[str, ...]) -> None:
+        self.columns = (*COLUMNS, *measures, *LAST_COLUMNS)
         self.file = folder / "log.csv"
         self.rows = [row for row in self._known() if int(row["epoch"]) <= first_epoch]
         self._write_all()
@@ -32,14 +32,14 @@ class Log:
 
     def _write_all(self) -> None:
         with self.file.open("w", newline="") as out:
-            writer = csv.DictWriter(out, COLUMNS)
+            writer = csv.DictWriter(out, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 
     def add(self, row: dict[str, float | int | None]) -> None:
-        written = {name: "" if row.get(name) is None else row[name] for name in COLUMNS}
+        written = {name: "" if row.get(name) is None else row[name] for name in self.columns}
         with self.file.open("a", newline="") as out:
-            csv.DictWriter(out, COLUMNS).writerow(written)
+            csv.DictWriter(out, self.columns).writerow(written)
         for name, value in row.items():
             if value is not None and name != "epoch":
                 self.board.add_scalar(name, value, int(row["epoch"] or 0))

@@ -7,46 +7,32 @@ kept, and a run that was broken ends with the very weights of an unbroken one.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator, DistributedType
 from rich.console import Console
-from timm.data import create_transform
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from vir.checkpoint import Card, load_model, save_model
-from vir.data.held import held_batches, hold, on_device
-from vir.data.loading import Batch, Examples, Share, judging_batches, seed_from, seeded, training_batches
-from vir.data.sets import Split, open_sets
-from vir.data.streams import PREFIX, StreamedImages, open_streams, streamed_batches, streamed_judging
-from vir.evaluate.classification import Judgement, judge
+from vir.data.loading import Share
+from vir.evaluate.measures import MEASURES
 from vir.train.logs import Log, Told
 from vir.train.recipes import Recipe
-from vir.train.setup import (
-    CannotTrain,
-    Run,
-    build,
-    check_batch,
-    device_augment,
-    mixing,
-    plain,
-    precision,
-    training_transform,
-)
+from vir.train.setup import CannotTrain, Run, check_batch, plain, precision
 from vir.train.state import FILE, load_state, save_state, whole_weights
+from vir.train.tasks import TASKS
+from vir.train.tasks.base import Verdict
 
 SHORT = 10.0  # seconds: an epoch that ends sooner after the last saved state is not worth another
 CHECKED_STEPS = 20  # between looks at the loss, which make the host wait for the GPU
-DROPOUT, MIXING = 1, 2  # kinds of random numbers in a step
 
 
 @dataclass
@@ -74,11 +60,11 @@ class Trainer:
         self.accelerator = Accelerator(mixed_precision=precision(recipe))
         self.main = self.accelerator.is_main_process
         self.device = self.accelerator.device
-        self.sets: Any = open_streams(run.data) if run.data.startswith(PREFIX) else open_sets(run.data)
-        self.streamed = isinstance(self.sets["train"], StreamedImages)
         self.share = Share(self.accelerator.process_index, self.accelerator.num_processes, recipe.accumulate)
-        self.steps = check_batch(recipe, len(self.sets["train"]), self.share)
-        model, self.card = build(recipe, run, self.sets["train"])
+        self.task = TASKS[recipe.task](recipe, run, self.device, self.share)
+        self.steps = check_batch(recipe, len(self.task.sets["train"]), self.share)
+        model, self.card = self.task.build()
+        self.measure = MEASURES[self.card.task]
         if recipe.checkpointing:
             model.set_grad_checkpointing()
         if self.device.type == "cuda":
@@ -100,14 +86,12 @@ class Trainer:
         whole = self.share.processes == self.share.parts == 1 and not recipe.checkpointing
         if recipe.recorded and self.device.type == "cuda" and whole:
             self._record()
-        self.mixing = mixing(recipe, len(self.card.classes))
-        self.held: list[Batch] | None = None
         self.saved = time.monotonic()  # when the state was
         self.standing = self._resume()
         total = self.epochs * self.steps
         self.told = Told(console, total, silent=not self.main)
         run.out.mkdir(parents=True, exist_ok=True)
-        self.log = Log(run.out, self.standing.epoch) if self.main else None
+        self.log = Log(run.out, self.standing.epoch, self.task.columns) if self.main else None
 
     def _record(self) -> None:
         """Forward and backward as CUDA graphs; the steps that warm up leave no trace in running averages."""
@@ -142,33 +126,16 @@ class Trainer:
     def run(self) -> Card:
         with self.told:
             self._say_what_begins()
-            batches = self._batches()
+            count, unreadable = self.task.prepare()
+            self._note_unreadable(unreadable)
+            self.steps = check_batch(self.recipe, count, self.share)
+            batches = self.task.batches(self.epochs, self.standing.epoch, self.standing.step)
             while self.standing.epoch < self.epochs:
                 self._epoch(batches)
         return self._finish()
 
-    def _batches(self) -> Iterator[Batch]:
-        place = self.recipe.batch, self.epochs, self.share
-        first = self.standing.epoch, self.standing.step
-        if self.streamed:
-            transform = training_transform(self.recipe, self.card)
-            return streamed_batches(
-                self.sets["train"], transform, self.recipe.seed, *place, self.place.workers, *first
-            )  # fmt: skip
-        if self.recipe.augment == "workers":
-            return training_batches(self._examples("train"), *place, self.place.workers, *first)
-        held = hold(self.sets["train"], self.recipe.size, self.place.workers, self.device)
-        self._note_unreadable(held.unreadable)
-        self.steps = check_batch(self.recipe, len(held.targets), self.share)
-        return held_batches(held, device_augment(self.recipe, self.card), self.recipe.seed, *place, *first)
-
-    def _examples(self, split: Split) -> Examples:
-        if split == "train":
-            return Examples(self.sets["train"], training_transform(self.recipe, self.card), self.recipe.seed)
-        return Examples(self.sets["val"], create_transform(**self.card.preprocessing()), stand_in=False)
-
     def _say_what_begins(self) -> None:
-        train_set, val_set = self.sets["train"], self.sets["val"]
+        train_set, val_set = self.task.sets["train"], self.task.sets["val"]
         for remark in (*train_set.remarks, *val_set.remarks):
             self.told.line(f"note: {remark}")
         self.told.line(
@@ -179,7 +146,7 @@ class Trainer:
         if self.standing.epoch or self.standing.step:
             self.told.line(f"going on from epoch {self.standing.epoch}, step {self.standing.step}")
 
-    def _epoch(self, batches: Iterator[Batch]) -> None:
+    def _epoch(self, batches: Iterator[Any]) -> None:
         at, began = self.standing, time.monotonic()
         first, sums, due = at.step, torch.zeros(2, device=self.device), False
         self.model.train()
@@ -201,29 +168,17 @@ class Trainer:
         seconds = time.monotonic() - began
         self._end_epoch((self.steps - first) * self.recipe.batch / seconds, seconds, due or at.epoch + 1 == self.epochs)
 
-    def _step(self, batches: Iterator[Batch], step: int, sums: Tensor) -> None:
+    def _step(self, batches: Iterator[Any], step: int, sums: Tensor) -> None:
         recipe, parts = self.recipe, self.share.parts
         for part in range(parts):
             batch = next(batches)
             self._note_unreadable(batch.unreadable)
             numbers = recipe.seed, self.standing.epoch, step, part, self.share.rank
-            images, targets = batch.images.to(self.device, non_blocking=True), batch.targets.to(self.device)
-            labels = targets
-            if self.mixing is not None:
-                with seeded(*numbers, MIXING):
-                    images, targets = self.mixing(images, targets)
-            if images.is_cuda:
-                images = images.contiguous(memory_format=torch.channels_last)
-            torch.manual_seed(seed_from(*numbers, DROPOUT))
             alone = self.accelerator.no_sync(self.model) if part < parts - 1 else nullcontext()
             with alone:
-                logits = self.model(images).float()
-                smoothing = 0.0 if self.mixing is not None else recipe.smoothing
-                loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+                loss, right = self.task.loss(self.model, batch, numbers)
                 self.accelerator.backward(loss / parts)
-            with torch.no_grad():
-                right = (logits.argmax(1) == labels).sum()
-                sums += torch.stack([loss.detach() * len(labels), right.to(loss.dtype)])
+            sums += torch.stack([loss.detach() * len(batch.images), right.to(loss.dtype)])
         if recipe.clip:
             self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()
@@ -234,11 +189,12 @@ class Trainer:
             return
         with (self.place.out / "unreadable.txt").open("a") as out:
             out.writelines(f"{line}\n" for line in unreadable)
-        limit = max(1, self.place.most_unreadable * len(self.sets["train"]))
+        images = len(self.task.sets["train"])
+        limit = max(1, self.place.most_unreadable * images)
         names = {line.split(":")[0] for line in (self.place.out / "unreadable.txt").read_text().splitlines()}
         if len(names) > limit:
             raise CannotTrain(
-                f"{len(names)} of {len(self.sets['train'])} images cannot be read, more than the limit of {limit:.0f}. "
+                f"{len(names)} of {images} images cannot be read, more than the limit of {limit:.0f}. "
                 f"They are listed in {self.place.out / 'unreadable.txt'}. Remove or repair them, or raise "
                 "--most-unreadable."
             )
@@ -266,57 +222,41 @@ class Trainer:
     def _state(self, speed: float) -> str:
         at = self.standing
         memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GB" if self.device.type == "cuda" else ""
-        accuracy = "" if self.mixing is not None else f", top-1 {100 * at.right / at.seen:.1f} %"
+        accuracy = f", top-1 {100 * at.right / at.seen:.1f} %" if self.task.counts_right else ""
         return f"loss {at.loss / at.seen:.3f}{accuracy}, {speed:,.0f} images/s{memory}"
 
-    def _judge(self) -> Judgement:
+    def _judge(self) -> Verdict:
         model = self.average.module if self.average is not None else self.accelerator.unwrap_model(self.model)
         with self.accelerator.autocast():
-            mine = judge(model, self._judged(), len(self.card.classes), self.device)
-        if self.share.processes > 1 and not self.streamed:
-            sums = torch.tensor([mine.loss, mine.in_five], dtype=torch.float64, device=self.device)
-            loss, in_five = self.accelerator.reduce(sums, "sum").tolist()
-            counts = self.accelerator.reduce(mine.counts.to(self.device), "sum").cpu()
-            mine = replace(mine, counts=counts, loss=loss, in_five=int(in_five))
-        return mine
-
-    def _judged(self) -> Iterable[Batch]:
-        """The images to judge by; held on the device as well, if those to learn from are."""
-        if self.held is not None:
-            return self.held
-        batch = max(1, self.recipe.batch // (self.share.processes * self.share.parts))
-        if self.streamed:
-            return streamed_judging(self.sets["val"], create_transform(**self.card.preprocessing()), batch)
-        batches = judging_batches(self._examples("val"), batch, self.share, self.place.workers)
-        if self.recipe.augment == "device":
-            self.held = on_device(list(batches), self.device)
-        return self.held or batches
+            mine = self.task.judge(model)
+        return self.task.join(mine)
 
     def _end_epoch(self, speed: float, seconds: float, due: bool) -> None:
         at, done = self.standing, self.standing.epoch + 1
         judged = done % self.recipe.judged_every == 0 or done == self.epochs
         verdict = self._judge() if judged else None
-        better = verdict is not None and verdict.top1 > at.best
+        metrics = verdict.metrics() if verdict else {}
+        score = self.measure.of(metrics) if verdict else -1.0
+        better = score > at.best
         row = {
             "epoch": done, "step": done * self.steps, "lr": self.optimizer.param_groups[0]["lr"],
-            "loss": at.loss / at.seen, "train_top1": None if self.mixing is not None else 100 * at.right / at.seen,
-            "val_loss": verdict and verdict.mean_loss, "val_top1": verdict and verdict.top1,
-            "images_per_second": speed, "seconds": seconds,
+            "loss": at.loss / at.seen, "train_top1": 100 * at.right / at.seen if self.task.counts_right else None,
+            **(self.task.row(verdict) if verdict else {}), "images_per_second": speed, "seconds": seconds,
         }  # fmt: skip
-        said = f", validation {verdict.top1:.2f} %{' (best)' if better else ''}" if verdict else ""
+        said = f", validation {self.measure.told(metrics)}{' (best)' if better else ''}" if verdict else ""
         self.told.line(f"epoch {done}/{self.epochs}: loss {row['loss']:.3f}{said}, {speed:,.0f} images/s")
-        self.standing = Standing(done, best=max(at.best, verdict.top1 if verdict else -1.0))
+        self.standing = Standing(done, best=max(at.best, score))
         if self.log is not None:
             self.log.add(row)
-        self._write(verdict, ["best"] * better + ["last"] * (due and verdict is not None))
+        self._write(metrics, ["best"] * better + ["last"] * (due and judged))
         if due:
             self._save()
 
-    def _write(self, verdict: Judgement | None, names: list[str]) -> None:
+    def _write(self, metrics: dict[str, float], names: list[str]) -> None:
         """The model as it was judged, under these names."""
-        if verdict is None or not names:
+        if not names:
             return
-        card = replace(self.card, metrics=verdict.metrics() | {"epoch": float(self.standing.epoch)})
+        card = replace(self.card, metrics=metrics | {"epoch": float(self.standing.epoch)})
         weights = self.average.module if self.average is not None else whole_weights(self.model)
         for name in names if self.main else []:
             self._careful(partial(save_model, weights, card, self.place.out / f"{name}.safetensors"))

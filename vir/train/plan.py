@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from vir.checkpoint import Card
 from vir.train.recipes import Recipe
 from vir.train.setup import has_size, precision
 
@@ -18,12 +19,16 @@ BACKWARD = 3  # a step costs about three forward passes
 class Cost:
     parameters: int
     images: int  # seen over all epochs
-    flops: float  # of the whole run
-    bytes: int  # of a step on one process: weights, gradients, optimizer, activations
+    flops: float | None  # of the whole run; not told where it depends on what is found in the images
+    bytes: int | None  # of a step on one process: weights, gradients, optimizer, activations
 
 
 def cost(recipe: Recipe, classes: int, images: int, processes: int) -> Cost:
     """Counted on a model without memory. Retention is counted as plain PyTorch computes it: kernels keep less."""
+    seen = images // recipe.batch * recipe.batch * (recipe.epochs + recipe.cooldown_epochs)
+    if recipe.task != "classification":
+        model = Card(recipe.model, ("",) * classes, recipe.size, recipe.model_args, task=recipe.task).build()
+        return Cost(sum(p.numel() for p in model.parameters()), seen, None, None)
     args: dict[str, Any] = dict(recipe.model_args) | ({"img_size": recipe.size} if has_size(recipe.model) else {})
     with torch.device("meta"):
         model = timm.create_model(recipe.model, num_classes=classes, **args).train()
@@ -41,7 +46,6 @@ def cost(recipe: Recipe, classes: int, images: int, processes: int) -> Cost:
     activations = max(0, sum(kept.values()) - 4 * parameters) // 2 // half
     part = recipe.batch // (processes * recipe.accumulate)
     copies = 4 + (1 if recipe.ema else 0)  # weights, gradients and two moments, in float32
-    seen = images // recipe.batch * recipe.batch * (recipe.epochs + recipe.cooldown_epochs)
     return Cost(
         parameters, seen, BACKWARD * counter.get_total_flops() / 2 * seen, 4 * copies * parameters + part * activations
     )

@@ -35,6 +35,7 @@ class Run:
     save_minutes: float = 5.0
     most_unreadable: float = 0.01  # share of the images, above which the run stops
     terms: str = ""  # under which the data may be used
+    void: tuple[int, ...] = ()  # numbers in label maps that are no class, besides 255
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
     return images // recipe.batch
 
 
-def build(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> tuple[Any, Card]:
+def build_classifier(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> tuple[Any, Card]:
     """The model to train, fresh or from trained weights, and the card that its checkpoints carry."""
     torch.manual_seed(recipe.seed)
     args, stretch = dict(recipe.model_args), 1.0
@@ -80,6 +81,8 @@ def build(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> 
         model: Any = timm.create_model(recipe.model, num_classes=len(images.classes), **args, **drop)
     else:
         trained, old = load_model(run.start)
+        if old.task != "classification":
+            raise CannotTrain(f"{run.start} is a model for {old.task}, expected a classifier: name a --recipe for it.")
         model = replace(old, model_args={**old.model_args, **drop}).build()
         model.load_state_dict(trained.state_dict())
         args = dict(old.model_args)

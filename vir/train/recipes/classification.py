@@ -1,69 +1,13 @@
-"""Complete runs as functions: each returns everything that a run needs, and says what it costs and should give.
+"""The paper's classifiers, and small ones on real data: complete runs as functions, with what they cost and should give.
 
 Costs are in images seen, and in hours where we measured them. Accuracies of the paper come from code whose training
 form differs from its formulas: they are quoted, not promised.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-Precision = Literal["auto", "no", "bf16", "fp16"]
-Decay = Literal["keep", "rescale"]
-Where = Literal["workers", "device"]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything about a run but the data and the place of its results."""
-
-    model: str
-    model_args: dict[str, Any] = field(default_factory=dict)
-    size: int = 224  # pixels of a side
-    epochs: int = 50
-    batch: int = 128  # images of a step, over all processes
-    optimizer: str = "adamw"
-    lr: float = 1e-3
-    weight_decay: float = 0.05
-    layer_decay: float | None = None
-    warmup_epochs: int = 5
-    warmup_lr: float = 1e-6
-    min_lr: float = 1e-5
-    cooldown_epochs: int = 0
-    clip: float | None = 5.0
-    ema: float | None = None
-    smoothing: float = 0.1
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    randaugment: str | None = None
-    colour_jitter: float = 0.0
-    erasing: float = 0.0
-    crop_scale: tuple[float, float] = (0.25, 1.0)
-    flip: float = 0.5
-    upside_down: float = 0.0  # share of images; what is seen from above has no upright
-    tilt: float = 0.0  # degrees either way, on the device alone
-    augment: Where = "workers"  # or on the device, from images held there: for small sets, without RandAugment
-    drop_path: float | None = None
-    precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
-    accumulate: int = 1  # parts of a batch, where the whole does not fit
-    checkpointing: bool = False  # of activations: less memory, more time
-    recorded: bool = False  # on one GPU a step is recorded once and replayed: small models wait for the host else
-    judged_every: int = 1  # epochs
-    seed: int = 0
-
-
-RECIPES: dict[str, Callable[[], Recipe]] = {}
-
-
-def recipe(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
-    """List a recipe under the name of its function."""
-    RECIPES[make.__name__] = make
-    return make
-
-
-def plain(model: str, **changes: Any) -> Recipe:
-    """Any model on a folder of images, without a recipe: moderate augmentation that suits some thousands of images."""
-    return replace(Recipe(model, mixup=0.2, cutmix=0.5, erasing=0.1, colour_jitter=0.2), **changes)
+from vir.train.recipes.base import Recipe, recipe
 
 
 def _hvir(model: str, drop_path: float) -> Recipe:

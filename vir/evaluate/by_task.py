@@ -1,0 +1,56 @@
+"""A trained model judged on a whole set of images, whatever its task."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vir.checkpoint import Card
+from vir.data.dense import DenseExamples
+from vir.data.joint import AS_THEY_ARE, ForJudgingDetection, ForJudgingSegmentation
+from vir.data.loading import Share, judging_batches
+from vir.data.objects import open_objects
+from vir.data.scenes import open_scenes
+from vir.data.sets import NoImages, open_images
+from vir.evaluate.classification import Judgement, judge_set
+from vir.evaluate.detection import DetectionJudgement, judge_detection
+from vir.evaluate.segmentation import SegmentationJudgement, judge_segmentation
+
+
+def judge_data(
+    model: Any,
+    card: Card,
+    data: str,
+    *,
+    split: str = "val",
+    size: int | None = None,
+    batch: int = 64,
+    workers: int = 4,
+    device: str = "cpu",
+    void: tuple[int, ...] = (),
+) -> Judgement | DetectionJudgement | SegmentationJudgement:
+    """In full precision. Images of dense tasks come one at a time, each in its own size."""
+    if card.task == "classification":
+        return judge_set(model, card, open_images(data, card.classes), size, batch, workers, device)
+    if card.task == "detection":
+        objects: Any = _part(open_objects(data, card.classes), split, data)
+        if size is not None:
+            model.set_size(size)
+        examples = DenseExamples(objects, ForJudgingDetection(), stand_in=False, read=objects.read_truth)
+        batches = judging_batches(examples, 1, Share(), workers)
+        return judge_detection(model, batches, card.classes, torch.device(device), most=most_objects(model))
+    scenes = _part(open_scenes(data, card.classes, void), split, data)
+    as_judged = ForJudgingSegmentation(short=size or card.size, colours=AS_THEY_ARE)
+    batches = judging_batches(DenseExamples(scenes, as_judged, stand_in=False), 1, Share(), workers)
+    return judge_segmentation(model, batches, card.classes, torch.device(device))
+
+
+def most_objects(model: nn.Module) -> int:
+    """As many answers of an image are judged as the detector gives."""
+    return int(model.roi_heads.detections)  # type: ignore[arg-type, union-attr]
+
+
+def _part(sets: Any, split: str, data: str) -> Any:
+    if split not in sets:
+        raise NoImages(f"{data} has no images to judge by under {split!r}: expected one of {', '.join(sets)}.")
+    return sets[split]
