@@ -18,10 +18,11 @@ def no_objects(height: int, width: int) -> dict[str, torch.Tensor]:
     return scene(height, width, [])[1]
 
 
-@pytest.mark.parametrize(("box_head", "steps"), [("2fc", 50), ("4conv1fc", 60)])
-def test_it_learns_an_image_by_heart(box_head: Any, steps: int) -> None:
+@pytest.mark.parametrize("box_head", ["2fc", "4conv1fc"])
+def test_it_learns_an_image_by_heart(box_head: Any) -> None:
     image, target = scene(72, 96, TWO)
     model = detector(box_head=box_head).train()
+    steps = 80
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(steps):

@@ -80,6 +80,19 @@ def test_a_single_value_is_normed_by_running_statistics() -> None:
     assert norm.running_mean.tolist() != [1, 2]
 
 
+def test_every_level_is_told_of_the_smaller_ones() -> None:
+    head = segmentor().eval().head
+    maps = [torch.randn(1, dim, 32 // 2**i, 32 // 2**i) for i, dim in enumerate(THIN_HVIR["dims"])]
+    seen: list[torch.Tensor] = []
+    for smooth in head.smooth:
+        smooth.register_forward_hook(lambda module, args, out: seen.append(args[0]))
+    with torch.inference_mode():
+        head(maps)
+        head([*maps[:-1], maps[-1] + 1])
+    assert [x.shape[-1] for x in seen] == 2 * [8, 16, 32]
+    assert not any(torch.equal(before, after) for before, after in zip(seen[:3], seen[3:], strict=True))
+
+
 def test_ignored_pixels_teach_nothing() -> None:
     logits = torch.randn(1, 3, 4, 4, requires_grad=True)
     labels = torch.randint(0, 3, (1, 4, 4))

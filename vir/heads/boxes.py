@@ -22,7 +22,7 @@ def encode(truth: Tensor, boxes: Tensor, weights: CodeWeights) -> Tensor:
 
 def decode(code: Tensor, boxes: Tensor, weights: CodeWeights) -> Tensor:
     """The inverse of encode."""
-    code = code.float() / boxes.new_tensor(weights, dtype=torch.float32)
+    code = code / boxes.new_tensor(weights, dtype=torch.float32)
     center, side = _center_and_side(boxes)
     side = side.clamp(min=SMALLEST_SIDE)
     moved = center + code[:, :2] * side
