@@ -163,8 +163,9 @@ def finetune(
     if recipe is not None and recipe not in RECIPES:
         fail(f"no recipe {recipe!r}: expected one of {', '.join(RECIPES)}.")
     gentle = Recipe(
-        card.model, task=card.task, size=card.size, epochs=10, lr=1e-4, layer_decay=0.8, warmup_epochs=1, min_lr=1e-6
-    )
+        card.model, task=card.task, size=card.size, epochs=10, lr=1e-4, warmup_epochs=1, min_lr=1e-6,
+        layer_decay=0.8 if card.task == "classification" else None,
+    )  # fmt: skip
     base = RECIPES[recipe]() if recipe else gentle
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
@@ -304,15 +305,9 @@ def evaluate(
         model, card = load_model(checkpoint, best_device())
         if decay == "rescale":
             stretch_decay(model, card.stretch * card.size / (size or card.size))
-        how: dict[str, Any] = {
-            "size": size,
-            "batch": batch,
-            "workers": workers,
-            "device": best_device(),
-            "void": tuple(void or ()),
-        }
+        how: dict[str, Any] = {"size": size, "batch": batch, "workers": workers, "void": tuple(void or ())}
         with console.status("judging"):
-            verdict = judge_data(model, card, data, split=split, **how)
+            verdict = judge_data(model, card, data, split=split, device=best_device(), **how)
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
     metrics = verdict.metrics()

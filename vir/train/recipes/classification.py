@@ -1,4 +1,4 @@
-"""The paper's classifiers, and small ones on real data: complete runs as functions, with what they cost and should give.
+"""The paper's classifiers, and small ones on real data; each says what it costs and should give.
 
 Costs are in images seen, and in hours where we measured them. Accuracies of the paper come from code whose training
 form differs from its formulas: they are quoted, not promised.

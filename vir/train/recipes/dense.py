@@ -13,7 +13,7 @@ ONE_DIMENSION: dict[str, Any] = {"retention": "1d"}
 
 
 def _coco(model: str, **model_args: Any) -> Recipe:
-    """Cascade Mask R-CNN as in the paper: AdamW, 1e-4, batch 16, 36 epochs; the rate falls by a cosine, not in steps."""
+    """Cascade Mask R-CNN as in the paper: AdamW, 1e-4, batch 16, 36 epochs; the rate falls by a cosine."""
     sizes = {"min_size": SHORT_SIDES, "max_size": 1333}
     return Recipe(
         model, sizes | model_args, "detection", {"crop": (384, 600)}, size=800, epochs=36, batch=16, lr=1e-4,
