@@ -129,6 +129,7 @@ def finetune(
     out: Out = Path("runs/finetune"),
     recipe: Annotated[str | None, typer.Option(help="Name of a recipe; defaults suit most.")] = None,
     decay: Decay = "keep",
+    arguments: Set = None,
     epochs: Epochs = None,
     batch: BatchSize = None,
     lr: Rate = None,
@@ -167,11 +168,13 @@ def finetune(
         layer_decay=0.8 if card.task == "classification" else None,
     )  # fmt: skip
     base = RECIPES[recipe]() if recipe else gentle
+    if arguments and base.task == "classification":
+        fail("--set changes a classifier, whose weights would no longer fit: it is for the heads of other tasks.")
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
         "recorded": recorded, "judged_every": judged_every,
-        "model": card.model,
+        "model": card.model, "model_args": base.model_args | _arguments(arguments),
     }  # fmt: skip
     chosen = _changed(base, changes)
     known = terms or card.data.get("terms", "")

@@ -10,6 +10,7 @@ from vir.train.recipes.base import Recipe, recipe
 
 SHORT_SIDES = list(range(480, 801, 32))
 ONE_DIMENSION: dict[str, Any] = {"retention": "1d"}
+SMALL_HEADS: dict[str, Any] = {"box_head": "2fc", "width": 128, "hidden": 512}  # for small sets and small backbones
 
 
 def _coco(model: str, **model_args: Any) -> Recipe:
@@ -80,9 +81,9 @@ def hvir_2_ade20k_1d() -> Recipe:
 @recipe
 def nuclei() -> Recipe:
     """Many small objects of one kind on a few hundred images, such as the nuclei of the Data Science Bowl 2018."""
-    dense = {"min_size": [320, 384, 448, 512], "max_size": 1024, "anchor_scale": 4.0, "detections": 400}
+    many = {"min_size": [320, 384, 448, 512], "max_size": 1024, "anchor_scale": 4.0, "detections": 400}
     return Recipe(
-        "hvir_tiny", dense | {"box_head": "2fc"}, "detection", size=512, epochs=40, batch=8, lr=3e-4, warmup_epochs=2,
+        "hvir_tiny", SMALL_HEADS | many, "detection", size=512, epochs=40, batch=8, lr=3e-4, warmup_epochs=2,
         clip=5.0, upside_down=0.5, colour_jitter=0.2, drop_path=0.1, judged_every=5,
     )  # fmt: skip
 
@@ -90,15 +91,17 @@ def nuclei() -> Recipe:
 @recipe
 def pedestrians() -> Recipe:
     """A few large objects on some hundred photographs, such as the pedestrians of Penn-Fudan."""
-    few = {"min_size": [320, 384, 448], "max_size": 800, "box_head": "2fc"}
-    return replace(nuclei(), model_args=few, size=448, upside_down=0.0)
+    few = {"min_size": [320, 384, 448], "max_size": 800}
+    return replace(nuclei(), model_args=SMALL_HEADS | few, size=448, upside_down=0.0)
 
 
 @recipe
 def coco_mini() -> Recipe:
     """A few hundred images of COCO, learned by heart, to see that targets, losses and measures fit together."""
-    sizes = {"min_size": 512, "max_size": 800, "box_head": "2fc"}
-    return replace(nuclei(), model_args=sizes, size=512, epochs=100, upside_down=0.0, colour_jitter=0.0, drop_path=0.0)
+    as_it_is = {"upside_down": 0.0, "colour_jitter": 0.0, "drop_path": 0.0}
+    return replace(
+        nuclei(), model_args=SMALL_HEADS | {"min_size": 512, "max_size": 800}, size=512, epochs=100, **as_it_is
+    )  # fmt: skip
 
 
 @recipe
