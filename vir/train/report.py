@@ -11,10 +11,15 @@ import numpy as np
 from PIL import Image, ImageOps
 
 # Okabe and Ito's colours: told apart by colour-blind readers and in grey.
-BLUE, ORANGE, VERMILION, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
+BLUE, ORANGE, VERMILION, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
 DPI = 150
 
-DRAWN = ("epoch", "step", "lr", "loss", "train_top1", "val_loss", "val_top1")  # top-1 is in per cent
+# What a task is judged by, in per cent: the first decides which model is best.
+SCORES = {
+    "val_top1": "validation top-1", "val_mask_ap": "validation mask AP", "val_box_ap": "validation box AP",
+    "val_miou": "validation mIoU", "val_pixel_accuracy": "validation pixels right",
+}  # fmt: skip
+DRAWN = ("epoch", "step", "lr", "loss", "train_top1", "val_loss", *SCORES)
 Row = dict[str, float]
 Points = list[tuple[float, float]]
 
@@ -100,14 +105,16 @@ def _learning_rate(panel: Any, points: Points) -> list[Any]:
 
 
 def _accuracy(panel: Any, rows: list[Row]) -> None:
-    training, validation = _points(rows, "train_top1"), _points(rows, "val_top1")
+    training = _points(rows, "train_top1")
+    scores = {words: points for name, words in SCORES.items() if (points := _points(rows, name))}
     _draw(panel, training, VERMILION, "training top-1")
-    _draw(panel, validation, BLUE, "validation top-1")
-    panel.set_ylabel("top-1 (%)")
+    for (words, points), colour in zip(scores.items(), (BLUE, GREEN), strict=False):
+        _draw(panel, points, colour, words)
+    panel.set_ylabel("top-1 (%)" if training or "validation top-1" in scores else "%")
     panel.margins(y=0.12)  # room for the number at the best epoch
-    if validation:
-        _mark_best(panel, training, validation)
-    if not training and not validation:
+    if scores:
+        _mark_best(panel, training, next(iter(scores.values())))
+    if not training and not scores:
         panel.set_axis_off()
         panel.text(0.5, 0.5, "no accuracy in the log", transform=panel.transAxes, ha="center", color="#666666")
 

@@ -1,5 +1,6 @@
 """From a recipe to the parts of a run; what does not fit together is said before it starts."""
 
+import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Run:
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
     """As JSON gives it back: tuples become lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return json.loads(json.dumps(values))
 
 
 def precision(recipe: Recipe) -> str:

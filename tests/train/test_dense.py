@@ -1,0 +1,186 @@
+"""Detection and segmentation by the loop and the commands of classification, on squares that the tests draw."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tests.heads.small import DETECTOR, SEGMENTOR, THIN_HVIR
+from vir.checkpoint import Card, load_model, save_model
+from vir.cli import app
+from vir.train import loop
+from vir.train.loop import train
+from vir.train.recipes import RECIPES, Recipe
+from vir.train.setup import CannotTrain, Run
+
+SILENT = Console(quiet=True)
+OBJECTS = Recipe(
+    "hvir_tiny", THIN_HVIR | DETECTOR | {"box_head": "2fc"}, "detection", size=64, epochs=16, batch=4, lr=3e-3,
+    warmup_epochs=2, clip=1.0, judged_every=8,
+)  # fmt: skip
+SCENES = Recipe(
+    "hvir_tiny", THIN_HVIR | SEGMENTOR, "segmentation", {"scales": (0.8, 1.25)}, size=48, epochs=8, batch=4, lr=3e-3,
+    warmup_epochs=1, colour_jitter=0.1, judged_every=2,
+)  # fmt: skip
+RUNS = {"detection": OBJECTS, "segmentation": SCENES}
+
+
+def squares(number: int) -> tuple[Image.Image, np.ndarray]:
+    """Dark noise with two bright squares, and their numbers."""
+    rng = np.random.default_rng(number)
+    pixels, numbers = rng.integers(0, 50, (64, 72, 3), dtype=np.uint8), np.zeros((64, 72), np.uint8)
+    for value, left in ((1, rng.integers(2, 12)), (2, rng.integers(38, 48))):
+        top = rng.integers(2, 38)
+        pixels[top : top + 22, left : left + 22], numbers[top : top + 22, left : left + 22] = (230, 200, 60), value
+    return Image.fromarray(pixels), numbers
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    roots = {task: tmp_path_factory.mktemp(task) for task in RUNS}
+    for part, count in (("train", 12), ("val", 4)):
+        for task, root in roots.items():
+            (root / part / "images").mkdir(parents=True)
+            (root / part / "masks").mkdir(parents=True)
+            for i in range(count):
+                image, numbers = squares(100 * len(part) + i)
+                image.save(root / part / "images" / f"{i}.png")
+                known = numbers if task == "detection" else (numbers > 0).astype(np.uint8)
+                Image.fromarray(known).save(root / part / "masks" / f"{i}.png")
+    (roots["segmentation"] / "classes.txt").write_text("ground\nsquare\n")
+    return roots
+
+
+def run_in(data: Path, out: Path, **options: Any) -> Run:
+    return replace(Run(str(data), out, workers=0), **options)
+
+
+@pytest.fixture(scope="module")
+def trained(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    outs = {task: tmp_path_factory.mktemp(f"{task}_run") for task in RUNS}
+    for task, recipe in RUNS.items():
+        train(recipe, run_in(data[task], outs[task], terms="ours"), SILENT)
+    return outs
+
+
+@pytest.mark.parametrize(("task", "metric", "least"), [("detection", "box_ap50", 0.5), ("segmentation", "miou", 0.8)])
+def test_it_learns(trained: dict[str, Path], task: str, metric: str, least: float) -> None:
+    _, card = load_model(trained[task] / "best.safetensors")
+    assert card.task == task
+    assert card.metrics[metric] > least
+    assert card.data["terms"] == "ours"
+    rows = list(csv.DictReader((trained[task] / "log.csv").open()))
+    told = "val_mask_ap" if task == "detection" else "val_miou"
+    assert [bool(row[told]) for row in rows[:2]] == [False, RUNS[task].judged_every == 2]
+    best = max(float(row[told]) for row in rows if row[told])
+    assert best == pytest.approx(100 * card.metrics[told.removeprefix("val_")])
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_a_broken_run_ends_with_the_same_bits(
+    data: dict[str, Path], tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It breaks right after a state was saved, in the middle of an epoch, and goes on."""
+    short = replace(RUNS[task], epochs=2, judged_every=1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(short, run_in(data[task], whole), SILENT)
+    monkeypatch.setattr(loop, "CHECKED_STEPS", 1)
+    save = loop.Trainer._save
+
+    def save_and_break(trainer: loop.Trainer) -> None:
+        save(trainer)
+        if (trainer.standing.epoch, trainer.standing.step) == (1, 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Trainer, "_save", save_and_break)
+    with pytest.raises(KeyboardInterrupt):
+        train(short, run_in(data[task], broken, save_minutes=0.0), SILENT)
+    monkeypatch.setattr(loop.Trainer, "_save", save)
+    train(short, run_in(data[task], broken, save_minutes=0.0), SILENT)
+    a, b = (load_file(folder / "last.safetensors") for folder in (whole, broken))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def told(arguments: list[str], code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("task", "words"), [("detection", "mask AP"), ("segmentation", "mIoU")])
+def test_evaluate_predict_and_export(
+    trained: dict[str, Path], data: dict[str, Path], tmp_path: Path, task: str, words: str
+) -> None:
+    best = trained[task] / "best.safetensors"
+    _, card = load_model(best)
+    said = told(["evaluate", str(best), "--data", str(data[task]), "--workers", "0"])
+    metric = card.metrics["mask_ap" if task == "detection" else "miou"]
+    assert float(re.search(rf"{words} ([\d.]+) %", said).group(1)) == pytest.approx(100 * metric, abs=0.006)
+    photo = data[task] / "val" / "images" / "0.png"
+    ask = ["predict", str(photo), "--checkpoint", str(best)]
+    said = told([*ask, "--out", str(tmp_path / "drawn")])
+    assert "drawn in" in said
+    with Image.open(tmp_path / "drawn" / "0.answer.png") as picture:
+        assert max(picture.size) >= 512
+    answer = json.loads(CliRunner().invoke(app, [*ask, "--json"]).stdout)
+    assert (answer["width"], answer["height"]) == (72, 64)
+    if task == "detection":
+        assert "2 x object" in said
+        assert all(thing["category_name"] == "object" for thing in answer["objects"])
+    else:
+        squares_share = next(c["share"] for c in answer["classes"] if c["category_name"] == "square")
+        assert squares_share == pytest.approx(2 * 22 * 22 / (72 * 64), rel=0.2)
+    out = tmp_path / "small.safetensors"
+    assert words in told(["export", str(best), "--data", str(data[task]), "--out", str(out), "--workers", "0"])
+    assert f"{task}, at {card.size} px" in out.with_suffix(".md").read_text()
+
+
+def test_a_run_from_a_classifier_and_its_pictures(data: dict[str, Path], tmp_path: Path) -> None:
+    card = Card("hvir_tiny", ("cat", "dog"), 64, THIN_HVIR, mean=(0.4, 0.4, 0.4))
+    classifier = card.build()
+    save_model(classifier, card, tmp_path / "classifier.safetensors")
+    recipe = replace(SCENES, model_args=SEGMENTOR, epochs=1, lr=0.0, warmup_lr=0.0, min_lr=0.0)
+    run = run_in(data["segmentation"], tmp_path / "run", start=tmp_path / "classifier.safetensors")
+    train(recipe, run, SILENT)
+    model, made = load_model(tmp_path / "run" / "best.safetensors")
+    assert made.model_args["mean"] == [0.4, 0.4, 0.4]
+    weights = {name.removeprefix("model."): x for name, x in model.body.body.state_dict().items()}
+    assert torch.equal(weights["stem.0.weight"], classifier.state_dict()["stem.0.weight"])
+    from vir.train.finish import finish
+
+    assert {file.name for file in finish(recipe, run, made)} == {"curves.png", "answers.png", "confusion.png"}
+
+
+def test_what_does_not_fit_is_said(trained: dict[str, Path], data: dict[str, Path], tmp_path: Path) -> None:
+    start = trained["segmentation"] / "best.safetensors"
+    with pytest.raises(CannotTrain, match="a model for segmentation of 2 classes, and this run for detection of 1"):
+        train(OBJECTS, run_in(data["detection"], tmp_path, start=start), SILENT)
+    (tmp_path / "c" / "a").mkdir(parents=True)
+    for i in range(60):
+        Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / "c" / "a" / f"{i}.png")
+    with pytest.raises(CannotTrain, match="expected a classifier"):
+        train(Recipe("hvir_tiny", size=32, batch=8), run_in(tmp_path / "c", tmp_path / "out", start=start), SILENT)
+    said = told(["evaluate", str(start), "--data", str(data["segmentation"]), "--split", "test"], 2)
+    assert "no images to judge by under 'test'" in said
+    said = told(["train", "nuclei", "--data", str(tmp_path / "nowhere")], 2)
+    assert "nowhere is no folder" in said
+
+
+def test_recipes_build_and_tell_their_plan(data: dict[str, Path]) -> None:
+    names = [name for name, make in RECIPES.items() if make().task != "classification"]
+    assert len(names) == 12
+    said = told(["train", "street_scenes", "--data", str(data["segmentation"]), "--batch", "4", "--dry-run"])
+    assert "segmentation" in said
+    assert "12 to learn from, 4 to judge by" in said
+    assert re.search(r"1\d\.\d\d million parameters", said)
