@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import vir.models  # noqa: F401  (registers the models in timm)
 from vir import weights
 from vir.heads import build_detector, build_segmentor
+from vir.heads.peers import PEERS, build_peer
 from vir.layers.retention import stretch_decay
 from vir.weights import HEADER
 
@@ -78,9 +79,13 @@ def _classifier(model: str, classes: int, **model_args: Any) -> nn.Module:
     return timm.create_model(model, num_classes=classes, **model_args)
 
 
+def _detector(model: str, classes: int, **model_args: Any) -> nn.Module:
+    return (build_peer if model in PEERS else build_detector)(model, classes, **model_args)
+
+
 BUILDERS: dict[Task, Callable[..., nn.Module]] = {
     "classification": _classifier,
-    "detection": build_detector,
+    "detection": _detector,
     "segmentation": build_segmentor,
 }
 

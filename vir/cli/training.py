@@ -216,12 +216,14 @@ def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
     from vir.data.images import UnreadableImage
     from vir.data.sets import NoImages
     from vir.evaluate.measures import MEASURES
+    from vir.heads.peers import PEERS
     from vir.train.finish import finish
     from vir.train.loop import train as start
     from vir.train.setup import CannotTrain
     from vir.train.state import forget
 
-    if not timm.is_model(recipe.model):
+    peer = recipe.task == "detection" and recipe.model in PEERS
+    if not timm.is_model(recipe.model) and not peer:
         near = ", ".join(timm.list_models(f"{recipe.model[:4]}*")[:8]) or "those that `vir models` lists"
         fail(f"no model {recipe.model!r}: expected a name that timm knows, such as {near}.")
     if restart and not dry_run:

@@ -47,7 +47,7 @@ def judge_data(
 
 def most_objects(model: nn.Module) -> int:
     """As many answers of an image are judged as the detector gives."""
-    return int(model.roi_heads.detections)  # type: ignore[arg-type, union-attr]
+    return int(model.roi_heads.detections_per_img)  # type: ignore[arg-type, union-attr]
 
 
 def _part(sets: Any, split: str, data: str) -> Any:

@@ -116,7 +116,7 @@ class Cascade(nn.Module):
         self.positive_fraction = positive_fraction
         self.score_threshold = score_threshold
         self.nms_threshold = nms_threshold
-        self.detections = detections
+        self.detections_per_img = detections
 
     def forward(
         self, maps: Maps, proposals: list[Tensor], sizes: list[Size], targets: list[Target] | None = None
@@ -182,7 +182,7 @@ class Cascade(nn.Module):
         scores, boxes, labels = scores[index, label + 1], boxes[index], label + 1
         kept = remove_small_boxes(boxes, SMALLEST_SIDE)
         scores, boxes, labels = scores[kept], boxes[kept], labels[kept]
-        kept = batched_nms(boxes, scores, labels, self.nms_threshold)[: self.detections]
+        kept = batched_nms(boxes, scores, labels, self.nms_threshold)[: self.detections_per_img]
         return {"boxes": boxes[kept], "labels": labels[kept], "scores": scores[kept]}
 
     def masks(self, maps: Maps, boxes: list[Tensor], labels: list[Tensor]) -> tuple[Tensor, ...]:

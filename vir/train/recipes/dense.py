@@ -98,7 +98,7 @@ def pedestrians() -> Recipe:
 @recipe
 def coco_mini() -> Recipe:
     """A few hundred images of COCO, learned by heart, to see that targets, losses and measures fit together."""
-    as_it_is = {"upside_down": 0.0, "colour_jitter": 0.0, "drop_path": 0.0}
+    as_it_is: dict[str, Any] = {"upside_down": 0.0, "colour_jitter": 0.0, "drop_path": 0.0}
     return replace(
         nuclei(), model_args=SMALL_HEADS | {"min_size": 512, "max_size": 800}, size=512, epochs=100, **as_it_is
     )  # fmt: skip
