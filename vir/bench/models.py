@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from vir.bench.gpu import peak_gpu_memory, time_on_gpu
 from vir.bench.measure import timing
+from vir.heads.builders import build_backbone, build_detector, build_segmentor
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, scaled_linear, set_form
 
-Mode = Literal["inference", "training"]
+Mode = Literal["inference", "autocast", "training"]
+Under = Literal["classifier", "backbone", "detector", "segmentor"]
 PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often
 WARM_UP = 0.3  # seconds of calls before the timed ones: a GPU that was idle runs slowly at first
 LONGEST = 4.0  # seconds of a call, foretold by the row of the smaller batch: longer ones are left out
@@ -104,6 +106,31 @@ def hierarchical_models(names: list[str], peers: list[str], size: Size) -> dict[
     return makers
 
 
+def dense_models(names: list[str], peers: list[str], size: Size, under: Under) -> dict[str, Callable[[], nn.Module]]:
+    """Backbones alone, or under the heads of the paper's dense tasks; weights are random, so that nothing is found and
+    the heads of masks have no work."""
+    build: dict[Under, Callable[..., nn.Module]] = {
+        "backbone": build_backbone,
+        "detector": lambda name, **args: TakesBatch(
+            build_detector(name, 80, min_size=min(size), max_size=max(size), **args)
+        ),
+        "segmentor": lambda name, **args: build_segmentor(name, 150, **args),
+    }
+    makers: dict[str, Callable[[], nn.Module]] = {name: partial(build[under], name, retention="2d") for name in names}
+    return makers | {name: partial(build[under], name) for name in peers}
+
+
+class TakesBatch(nn.Module):
+    """A detector that takes images of one size as one tensor."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, images: Tensor) -> Any:
+        return self.detector(list(images))
+
+
 def in_form(model: nn.Module, form: Any) -> nn.Module:
     set_form(model, form)
     return model
@@ -140,9 +167,8 @@ def compare(
 
 
 def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
-    prepare = inference if nothing.mode == "inference" else training
     try:
-        call = prepare(make, nothing.size, nothing.batch, nothing.compiled)
+        call = PREPARE[nothing.mode](make, nothing.size, nothing.batch, nothing.compiled)
         call()
         torch.cuda.synchronize()
         start = perf_counter()
@@ -183,6 +209,20 @@ def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: b
     return call
 
 
+def autocast(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+    """Inference with weights in float32 and products in bf16: boxes need more precision than bf16 has."""
+    model = _made_on_gpu(make).to(memory_format=torch.channels_last).eval()
+    images = torch.rand(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
+    run = torch.compile(model) if compiled else model
+
+    @torch.inference_mode()
+    def call() -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            return run(images)
+
+    return call
+
+
 def training(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
     """A step of AdamW with bf16 autocast, as training runs."""
     model = _made_on_gpu(make).to(memory_format=torch.channels_last).train()
@@ -199,3 +239,10 @@ def training(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bo
         optimizer.step()
 
     return call
+
+
+PREPARE: dict[Mode, Callable[..., Callable[[], Any]]] = {
+    "inference": inference,
+    "autocast": autocast,
+    "training": training,
+}

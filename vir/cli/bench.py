@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -159,6 +159,10 @@ def bench_hvir(
     peers: Annotated[
         list[str] | None, typer.Option("--peer", help="timm's models beside them; repeat for several.")
     ] = None,
+    under: Annotated[
+        Literal["classifier", "backbone", "detector", "segmentor"],
+        typer.Option(help="What is measured: a classifier, four maps alone, Cascade Mask R-CNN or UPerNet."),
+    ] = "classifier",
     size: Annotated[str, typer.Option(help="Rows x columns of the image in pixels.")] = "224x224",
     batch: Batch = 128,
     compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
@@ -180,9 +184,12 @@ def bench_hvir(
     for name in peers or ():
         if not timm.is_model(name):
             fail(f"--peer {name}: expected a model that timm knows, such as {', '.join(models.PEERS)}.")
-    makers = models.hierarchical_models(names or list(models.HIERARCHICAL), peers or list(models.PEERS), pixels)
+    chosen = names or list(models.HIERARCHICAL), peers or list(models.PEERS), pixels
+    makers = models.hierarchical_models(*chosen) if under == "classifier" else models.dense_models(*chosen, under)
+    mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
+    family = "HViR" if under == "classifier" else f"HViR, {under}"
     with console.status("") as status:
-        (some,) = models.compare("HViR", makers, pixels, [batch], "inference", compiled, repeats, status.update)
+        (some,) = models.compare(family, makers, pixels, [batch], mode, compiled, repeats, status.update)
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
