@@ -17,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 
+import vir
 from vir import checkpoint
 from vir.checkpoint import load_model
 from vir.train import loop
@@ -233,3 +234,44 @@ def test_recipes_are_complete() -> None:
     for make in RECIPES.values():
         assert make().model
         assert make.__doc__
+
+
+MOSAIC = replace(
+    RECIPES["land_use_map"](), model_args={"patch_size": 8, "depth": 2, "embed_dim": 48, "heads": 3, "retention": "2d",
+    "global_pool": "avg"}, size=24, mosaic=2, epochs=3, batch=12, lr=3e-3, warmup_epochs=1, judged_every=1, ema=None,
+)  # fmt: skip
+
+
+def test_a_mosaic_teaches_every_patch_its_own_image(data: Path, tmp_path: Path) -> None:
+    card = train(MOSAIC, run_in(data, tmp_path), SILENT)
+    assert card.model_args["img_size"] == 48
+    assert card.metrics["top1"] > 80, "one image alone is still answered"
+    model, _ = load_model(tmp_path / "best.safetensors")
+    colours = [COLOURS[name] for name in ("red", "green", "blue", "red")]
+    tiles = (torch.tensor(colours) / 127.5 - 1)[:, :, None, None].expand(-1, -1, 24, 24)
+    scene = torch.cat([torch.cat([tiles[2 * y + x] for x in range(2)], 2) for y in range(2)], 1)
+    *bands, _ = vir.stream(model, Pixels(scene), band_rows=2)
+    best = torch.cat([band.scores for band in bands]).argmax(-1)
+    assert best.shape == (6, 6)
+    corners = [card.classes[int(best[y, x])] for y, x in ((2, 2), (2, 5), (5, 2), (5, 5))]
+    assert corners == ["red", "green", "blue", "red"]
+
+
+class Pixels:
+    """An image in memory, as a reader."""
+
+    def __init__(self, scene: torch.Tensor) -> None:
+        self.pixels = ((scene + 1) * 127.5).permute(1, 2, 0).round().to(torch.uint8).numpy()
+        self.shape = self.pixels.shape
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.pixels[start:stop]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"batch": 10}, "multiple of the 4"), ({"model": "hvir_tiny"}, "are for a ViR"), ({"mixup": 0.2}, "--mixup 0")],
+)
+def test_mosaics_that_cannot_be_are_said(data: Path, tmp_path: Path, changes: dict, says: str) -> None:
+    with pytest.raises(CannotTrain, match=says):
+        train(replace(MOSAIC, **changes), run_in(data, tmp_path), SILENT)

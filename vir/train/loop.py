@@ -96,11 +96,11 @@ class Trainer:
     def _record(self) -> None:
         """Forward and backward as CUDA graphs; the steps that warm up leave no trace in running averages."""
         before = {name: x.clone() for name, x in self.model.state_dict().items()}
-        shape = self.recipe.batch, 3, self.recipe.size, self.recipe.size
-        images = torch.randn(shape, device=self.device).contiguous(memory_format=torch.channels_last)
+        images = torch.randn(self.task.input_shape, device=self.device).contiguous(memory_format=torch.channels_last)
         # Recording takes another stream than training, and torch would wonder at each run.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        self.model = torch.cuda.make_graphed_callables(self.model.train(), (images,))
+        with self.task.as_trained(self.model):
+            self.model = torch.cuda.make_graphed_callables(self.model.train(), (images,))
         self.model.load_state_dict(before)
 
     def _resume(self) -> Standing:

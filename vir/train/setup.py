@@ -67,9 +67,25 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
         )
     if recipe.augment == "device" and recipe.randaugment:
         raise CannotTrain("--augment device has no RandAugment, which this recipe asks for. Leave --augment workers.")
+    if recipe.mosaic > 1:
+        _check_mosaic(recipe, recipe.batch // parts)
     if recipe.augment == "workers" and recipe.tilt:
         raise CannotTrain(f"this recipe tilts images by {recipe.tilt} degrees, which --augment device does alone.")
     return images // recipe.batch
+
+
+def _check_mosaic(recipe: Recipe, part: int) -> None:
+    if not recipe.model.startswith("vir_") or recipe.augment != "device" or recipe.mixup or recipe.cutmix:
+        raise CannotTrain(
+            f"mosaics of {recipe.mosaic} x {recipe.mosaic} images are for a ViR, with --augment device --mixup 0 "
+            f"--cutmix 0: this run has {recipe.model}, --augment {recipe.augment}, --mixup {recipe.mixup} and --cutmix "
+            f"{recipe.cutmix}."
+        )
+    if part % recipe.mosaic**2:
+        raise CannotTrain(
+            f"--batch {recipe.batch} gives each process {part} images at a time, expected a multiple of the "
+            f"{recipe.mosaic**2} images of a mosaic."
+        )
 
 
 def build_classifier(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> tuple[Any, Card]:
@@ -78,7 +94,7 @@ def build_classifier(recipe: Recipe, run: Run, images: LabelledImages | Streamed
     args, stretch = dict(recipe.model_args), 1.0
     drop: dict[str, Any] = {} if recipe.drop_path is None else {"drop_path_rate": recipe.drop_path}
     if run.start is None:
-        args |= {"img_size": recipe.size} if has_size(recipe.model) else {}
+        args |= {"img_size": recipe.mosaic * recipe.size} if has_size(recipe.model) else {}
         model: Any = timm.create_model(recipe.model, num_classes=len(images.classes), **args, **drop)
     else:
         trained, old = load_model(run.start)

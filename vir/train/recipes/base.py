@@ -43,6 +43,7 @@ class Recipe:
     upside_down: float = 0.0  # share of images; what is seen from above has no upright
     tilt: float = 0.0  # degrees either way, on the device alone
     augment: Where = "workers"  # or on the device, from images held there: for small sets, without RandAugment
+    mosaic: int = 1  # images of a side laid side by side, of which a ViR learns every patch: to draw maps by streaming
     drop_path: float | None = None
     precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
     accumulate: int = 1  # parts of a batch, where the whole does not fit

@@ -138,6 +138,14 @@ def photographs() -> Recipe:
 
 
 @recipe
+def land_use_map() -> Recipe:
+    """A ViR that says of every patch of a large satellite image what it shows, learned from small images of one class
+    each, such as EuroSAT: they are laid side by side at random, and every patch learns the class of its own."""
+    args = {"patch_size": 8, "retention": "2d", "global_pool": "avg"}
+    return replace(land_use(), model="vir_tiny_patch16_224", model_args=args, size=64, mosaic=4, mixup=0.0, cutmix=0.0)
+
+
+@recipe
 def land_use() -> Recipe:
     """Any model from scratch on tens of thousands of small satellite images, such as EuroSAT."""
     return replace(photographs(), epochs=40, crop_scale=(0.5, 1.0), upside_down=0.5, tilt=90.0, erasing=0.0)

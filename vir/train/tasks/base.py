@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -52,6 +53,15 @@ class Task(ABC):
     @abstractmethod
     def build(self) -> tuple[Any, Card]:
         """The model to train, fresh or from trained weights, and the card that its checkpoints carry."""
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """Of the images of a step, where all steps have the same."""
+        return self.part, 3, self.recipe.size, self.recipe.size
+
+    def as_trained(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, the model gives what the loss needs, where that is not its usual answer."""
+        return nullcontext()
 
     def prepare(self) -> tuple[int, list[str]]:
         """How many images there are to learn from, and which of them are known beforehand to be unreadable."""

@@ -1,11 +1,14 @@
 """Classification: one class for an image."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
@@ -41,6 +44,14 @@ class Classification(Task):
         self.held_to_judge: list[Batch] | None = None
         return model, self.card
 
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        side = self.recipe.mosaic
+        return self.part // side**2, 3, side * self.recipe.size, side * self.recipe.size
+
+    def as_trained(self, model: nn.Module) -> AbstractContextManager[None]:
+        return every_patch(model) if self.recipe.mosaic > 1 else nullcontext()
+
     def prepare(self) -> tuple[int, list[str]]:
         if self.streamed or self.recipe.augment == "workers":
             return super().prepare()
@@ -63,6 +74,8 @@ class Classification(Task):
     def loss(self, model: nn.Module, batch: Batch, numbers: Numbers) -> tuple[Tensor, Tensor]:
         images, labels = batch.images.to(self.device, non_blocking=True), batch.targets.to(self.device)
         targets, smoothing = labels, self.recipe.smoothing
+        if self.recipe.mosaic > 1:
+            return self._loss_of_patches(model, images, labels, numbers)
         if self.mixing is not None:
             with seeded(*numbers, MIXING):
                 images, targets = self.mixing(images, labels)
@@ -73,6 +86,23 @@ class Classification(Task):
         logits = model(images).float()
         loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
         return loss, (logits.detach().argmax(1) == labels).sum()
+
+    def _loss_of_patches(
+        self, model: nn.Module, images: Tensor, labels: Tensor, numbers: Numbers
+    ) -> tuple[Tensor, Tensor]:
+        """Images laid side by side; every patch is to know the class of its own."""
+        side = self.recipe.mosaic
+        together = rearrange(images, "(b y x) c h w -> b c (y h) (x w)", y=side, x=side)
+        torch.manual_seed(seed_from(*numbers, DROPOUT))
+        with self.as_trained(model):
+            logits = model(together).float()
+        patches = isqrt(logits.shape[1])  # of a side; the class token, if there is one, stands behind them
+        logits = rearrange(
+            logits[:, : patches**2], "b (y r x c) k -> (b y x) k (r c)", y=side, x=side, r=patches // side
+        )  # fmt: skip
+        targets = labels[:, None].expand(-1, logits.shape[2])
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.recipe.smoothing)
+        return loss, (logits.detach().mean(2).argmax(1) == labels).sum()
 
     def judge(self, model: nn.Module) -> Judgement:
         return judge(model, self._judged(), len(self.card.classes), self.device)
@@ -117,3 +147,14 @@ class Classification(Task):
         ]
         report.mistakes(worst, show, mistakes)
         yield mistakes
+
+
+@contextmanager
+def every_patch(model: Any) -> Iterator[None]:
+    """Let a ViR answer for every token, not for the whole image."""
+    inner = getattr(model, "module", model)
+    pool, inner.global_pool = inner.global_pool, ""
+    try:
+        yield
+    finally:
+        inner.global_pool = pool
