@@ -11,12 +11,13 @@ import vir
 from vir import weights
 from vir.cli.bench import bench
 from vir.cli.shared import Sizes, console, fail, megabytes
-from vir.cli.streaming import stream
+from vir.cli.streaming import mosaic, stream
 from vir.cli.training import add_commands
 
 app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
 add_commands(app)
 app.command()(stream)
+app.command()(mosaic)
 app.add_typer(bench, name="bench")
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vir.cli.shared import console, fail
-from vir.cli.training import Decay, Precision
+from vir.cli.training import Data, Decay, Precision
 
 
 @dataclass(frozen=True)
@@ -187,3 +187,35 @@ def _explain(model: Any, card: Any, reader: Any, decay: str) -> None:
         "With a fixed decay the class token of a huge image sees mostly its end. --decay rescale stretches what a head "
         "sees with the image; --pool avg lets all patches answer. Neither was trained for: judge the result."
     )
+
+
+def mosaic(
+    checkpoint: Annotated[str, typer.Option(help="The .safetensors file of a trained ViR.")],
+    data: Data = "data",
+    columns: Annotated[int, typer.Option(help="Images of a row.", min=1)] = 72,
+    seed: Annotated[int, typer.Option(help="Of the order of the images.", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("mosaic.png"),
+) -> None:
+    """Lay validation images side by side, stream them as one, and tell how much of the map is right."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.sets import NoImages, open_images
+    from vir.demo.mosaic import Mosaic, draw, judge_map
+    from vir.predict import best_device
+    from vir.streaming import CannotStream
+
+    try:
+        model, card = load_model(checkpoint, best_device())
+        images = Mosaic(open_images(data, card.classes), card.size, columns, seed)
+        with console.status("") as status:
+            judged = judge_map(model, card, images, status.update)
+    except (BadCheckpoint, NoImages, CannotStream, ValueError) as error:
+        fail(str(error))
+    draw(images, judged, out)
+    height, width, _ = images.shape
+    console.print(
+        f"{images.rows * columns:,} images as one of {width:,} x {height:,} px, streamed: {100 * judged.images:.2f} % "
+        f"of the images right, {100 * judged.patches:.2f} % of the patches; asked about one by one: "
+        f"{100 * judged.alone:.2f} % right",
+        highlight=False,
+    )
+    console.print(f"image, truth, streamed map, map of images alone: {out}", highlight=False)

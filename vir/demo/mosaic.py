@@ -1,0 +1,125 @@
+"""Small images of one class each, laid side by side as one large image: a map of which the truth is known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from vir.checkpoint import Card
+from vir.data.images import open_image
+from vir.data.loading import order_of
+from vir.data.sets import LabelledImages
+from vir.streaming import Band, stream
+from vir.streaming.maps import PALETTE
+
+LONGEST = 1200  # pixels of the side of a picture
+GAP = 12
+
+
+@dataclass
+class Mosaic:
+    """A reader of rows of pixels, which decodes a row of images at a time."""
+
+    images: LabelledImages
+    side: int  # pixels of an image
+    columns: int
+    seed: int = 0
+    _row: tuple[int, np.ndarray] = field(default=(-1, np.zeros(0)), repr=False)
+
+    def __post_init__(self) -> None:
+        self.rows = len(self.images) // self.columns
+        if not self.rows:
+            raise ValueError(f"{len(self.images)} images do not fill one row of {self.columns}: choose fewer columns.")
+        self.order = order_of(len(self.images), self.seed, 0)[: self.rows * self.columns]
+        targets = [self.images.targets[self.images.indices[i]] for i in self.order]
+        self.truth = np.array(targets).reshape(self.rows, self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.rows * self.side, self.columns * self.side, 3
+
+    def image(self, row: int, column: int) -> np.ndarray:
+        file, _ = self.images.read(self.order[row * self.columns + column])
+        with file:
+            picture = open_image(file)
+        return np.asarray(picture.resize((self.side, self.side), Image.Resampling.BICUBIC))
+
+    def row(self, number: int) -> np.ndarray:
+        if self._row[0] != number:
+            self._row = number, np.concatenate([self.image(number, x) for x in range(self.columns)], 1)
+        return self._row[1]
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        first, last = start // self.side, (stop - 1) // self.side
+        whole = np.concatenate([self.row(number) for number in range(first, last + 1)])
+        return whole[start - first * self.side : stop - first * self.side]
+
+
+@dataclass(frozen=True)
+class MapJudgement:
+    """Shares that are right, and the maps themselves."""
+
+    patches: float  # of the streamed map
+    images: float  # of the streamed map, by the mean of an image's patches
+    alone: float  # every image asked about by itself
+    map: np.ndarray  # class of every patch
+    map_alone: np.ndarray  # class of every image
+
+
+@torch.inference_mode()
+def judge_map(
+    model: nn.Module, card: Card, mosaic: Mosaic, say: Callable[[str], None] = lambda step: None
+) -> MapJudgement:
+    """Stream the mosaic, and ask about every image alone."""
+    scores = []
+    for band in stream(model, mosaic, mean=card.mean, std=card.std):
+        if isinstance(band, Band):
+            scores.append(band.scores.float().cpu())
+            say(f"row {band.top + band.rows} of patches")
+    found = torch.cat(scores).numpy()
+    patch = found.shape[1] // mosaic.columns
+    by_image = found.reshape(mosaic.rows, patch, mosaic.columns, patch, -1)
+    best = found.argmax(-1)
+    truth = mosaic.truth.repeat(patch, 0).repeat(patch, 1)
+    alone = []
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (card.mean, card.std))
+    device = next(model.parameters()).device
+    for number in range(mosaic.rows):
+        say(f"images of row {number + 1} of {mosaic.rows} alone")
+        row = torch.from_numpy(mosaic.row(number).reshape(mosaic.side, mosaic.columns, mosaic.side, 3).copy())
+        pixels = (row.permute(1, 3, 0, 2).float() / 255 - mean) / std
+        alone.append(model(pixels.to(device)).argmax(1).cpu().numpy())
+    separate = np.stack(alone)
+    return MapJudgement(
+        float((best == truth).mean()),
+        float((by_image.mean((1, 3)).argmax(-1) == mosaic.truth).mean()),
+        float((separate == mosaic.truth).mean()),
+        best,
+        separate,
+    )
+
+
+def draw(mosaic: Mosaic, judged: MapJudgement, file: Path) -> None:
+    """The image, the truth, the streamed map and that of images asked about alone, side by side."""
+    height, width, _ = mosaic.shape
+    scale = min(1.0, LONGEST / max(height, width))
+    size = round(width * scale), round(height * scale)
+    tile = max(1, round(mosaic.side * scale))
+    rows = [mosaic.row(number) for number in range(mosaic.rows)]
+    small = [Image.fromarray(row).resize((size[0], tile), Image.Resampling.BOX) for row in rows]
+    photo = Image.new("RGB", (size[0], tile * mosaic.rows))
+    for number, strip in enumerate(small):
+        photo.paste(strip, (0, tile * number))
+    colours = np.array([[int(name[i : i + 2], 16) for i in (1, 3, 5)] for name in PALETTE], np.uint8)
+    maps = [
+        Image.fromarray(colours[numbers % len(colours)]).resize(photo.size, Image.Resampling.NEAREST)
+        for numbers in (mosaic.truth, judged.map, judged.map_alone)
+    ]
+    sheet = Image.new("RGB", (4 * photo.width + 3 * GAP, photo.height), "white")
+    for place, picture in enumerate((photo, *maps)):
+        sheet.paste(picture, (place * (photo.width + GAP), 0))
+    sheet.save(file)
