@@ -113,21 +113,21 @@ def compare(
     patience: float,
     say: Callable[[str], None] = lambda step: None,
 ) -> Iterator[Row]:
-    """Contender by contender, from the lowest image up; first their times, then their memory."""
+    """Contender by contender, from the lowest image up; first its times, then its memory."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    found: list[Row] = []
+    measure = peak_of if device.type == "cuda" else partial(_in_a_fresh_process, peak_of)
     for name, (make, run) in contenders(kind).items():
         model = make().to(device, dtype).eval()
         run(model, MadePixels(min(TILE, *heights), width), device, dtype)  # warms up
-        found += _speeds(
-            name, partial(run, model), sorted(heights), width, device, dtype, patience, run is at_once, say
-        )
+        rows = list(
+            _speeds(name, partial(run, model), sorted(heights), width, device, dtype, patience, run is at_once, say)
+        )  # fmt: skip
         del model
-    for row in found:
-        if row.megapixels_per_second is not None:
-            say(f"memory of {row.contender}, {row.height:,} x {width:,} px")
-            row = replace(row, peak_bytes=_in_a_fresh_process(peak_of, kind, row.contender, row.height, width, device))
-        yield row
+        for row in rows:
+            if row.megapixels_per_second is not None:
+                say(f"memory of {name}, {row.height:,} x {width:,} px")
+                row = replace(row, peak_bytes=measure(kind, name, row.height, width, device))
+            yield row
 
 
 def _speeds(
