@@ -44,11 +44,13 @@ def test_models_that_ran_out_of_memory_are_shown(tmp_path: Path) -> None:
     ]
     plots.models(rows, ORIGIN, tmp_path / "models.png")
     assert looks_drawn(tmp_path / "models.png")
+    plots.headline(rows, ORIGIN, tmp_path / "headline.png")
+    assert looks_drawn(tmp_path / "headline.png")
 
 
 def test_hierarchy(tmp_path: Path) -> None:
     rows = [
-        {"model": name, "size": (224, 224), "compiled": compiled, "images_per_second": speed}
+        {"family": "HViR", "model": name, "size": (224, 224), "compiled": compiled, "images_per_second": speed}
         for compiled in (False, True)
         for name, speed in (("hvir_1", 16000.0), ("hvir_1 ceiling", 17000.0), ("convnext_tiny", 10000.0))
     ]

@@ -65,7 +65,7 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     """Images a second against the side of the image; a cross at the foot where a model ran out of memory."""
     plt = _pyplot()
     families = list(dict.fromkeys(row["family"] for row in rows))
-    cases = list(dict.fromkeys((row["batch"], row["mode"], row["compiled"]) for row in rows))
+    cases = sorted({(row["batch"], row["mode"], row["compiled"]) for row in rows})
     shape = {"nrows": len(families), "ncols": len(cases), "figsize": (1 + 5 * len(cases), 4.5 * len(families))}
     figure, panels = plt.subplots(**shape, squeeze=False, sharey="row", layout="constrained")
     sides = sorted({row["size"][0] for row in rows})
@@ -78,7 +78,36 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
             panel.minorticks_off()
             panel.set_title(f"{family}: {mode}, batch {batch}{', compiled' if compiled else ''}")
         line[0].set_ylabel("images/s (x: out of memory)")
-        line[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        # A model may be missing in one of the panels.
+        named = {label: mark for panel in line for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+        line[-1].legend(named.values(), named, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    _finish(figure, origin, file)
+
+
+def headline(rows: Rows, origin: dict[str, Any], file: Path) -> None:
+    """How many times as fast as ViT a ViR is, against the side of the image: at the largest batch that both ran."""
+    plt = _pyplot()
+    figure, panel = plt.subplots(figsize=(8, 4), layout="constrained")
+    speed = {(row["model"], row["size"][0], row["batch"]): row["images_per_second"] for row in rows}
+    rivals = {(px, batch) for (name, px, batch), value in speed.items() if name.startswith("ViT") and value}
+    for name in dict.fromkeys(row["model"] for row in rows):
+        if not name.endswith(("1D", "2D")):
+            continue
+        rival = name.replace("ViR", "ViT").rpartition(" ")[0]
+        shared = {px: max(b for p, b in rivals if p == px and speed.get((name, p, b))) for px, _ in rivals}
+        points = sorted((px, speed[name, px, b] / speed[rival, px, b]) for px, b in shared.items())
+        colour = COLOURS[MARKS[name[-2:]]]
+        panel.plot(*zip(*points, strict=True), marker="o", linewidth=2.5, color=colour, label=name)
+        panel.annotate(
+            f"{points[-1][1]:.1f} times", points[-1], (9, 0), textcoords="offset points", va="center", color=colour
+        )  # fmt: skip
+    panel.axhline(1, color=COLOURS["attention"], linestyle="--", label=f"{rival} with SDPA")
+    sides = sorted({px for px, _ in rivals})
+    panel.set(xscale="log", xlabel="pixels of a side", ylabel="images/s, times ViT")
+    panel.set_xticks(sides, [str(side) for side in sides])
+    panel.minorticks_off()
+    panel.set_xlim(right=1.5 * sides[-1])  # room for the words
+    panel.legend(frameon=False, loc="upper left")
     _finish(figure, origin, file)
 
 
@@ -97,17 +126,18 @@ def _models_panel(panel: Any, rows: Rows) -> None:
 def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     """Images a second of HViR and its peers as bars, the fastest on top."""
     plt = _pyplot()
-    sizes = list(dict.fromkeys((tuple(row["size"]), row["compiled"]) for row in rows))
+    sizes = list(dict.fromkeys((row["family"], tuple(row["size"]), row["compiled"]) for row in rows))
     figure, panels = plt.subplots(
         1, len(sizes), figsize=(1 + 5 * len(sizes), 5), squeeze=False, layout="constrained"
     )  # fmt: skip
-    for panel, (size, compiled) in zip(panels[0], sizes, strict=True):
-        mine = [r for r in rows if (tuple(r["size"]), r["compiled"]) == (size, compiled) and r["images_per_second"]]
+    for panel, (family, size, compiled) in zip(panels[0], sizes, strict=True):
+        case = family, size, compiled
+        mine = [r for r in rows if (r["family"], tuple(r["size"]), r["compiled"]) == case and r["images_per_second"]]
         mine = sorted((r for r in mine if "ceiling" not in r["model"]), key=lambda r: r["images_per_second"])
         ours = [COLOURS["kernel 2D"] if r["model"].startswith("hvir") else COLOURS["attention"] for r in mine]
         panel.barh([r["model"] for r in mine], [r["images_per_second"] for r in mine], color=ours)
         panel.set_xlabel("images/s")
-        panel.set_title(f"{size[0]} x {size[1]} px, {'compiled' if compiled else 'eager'}")
+        panel.set_title(f"{family}: {size[0]} x {size[1]} px, {'compiled' if compiled else 'eager'}")
     _finish(figure, origin, file)
 
 
@@ -139,7 +169,7 @@ def kind(row: dict[str, Any]) -> Callable[[Rows, dict[str, Any], Path], None]:
         return operators
     if "contender" in row:
         return streaming
-    return hierarchy if row["family"] == "HViR" else models
+    return hierarchy if row["family"].startswith("HViR") else models
 
 
 def _finish(figure: Any, origin: dict[str, Any], file: Path) -> None:

@@ -243,6 +243,7 @@ def bench_stream(
 def bench_draw(
     files: Annotated[list[Path], typer.Argument(help="What --json wrote, of one kind of benchmark.")],
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("bench.png"),
+    headline: Annotated[bool, typer.Option("--headline", help="Of models: how many times as fast as ViT.")] = False,
 ) -> None:
     """Draw the figures of earlier runs, several together if they are of one kind."""
     from vir.bench import plots
@@ -258,8 +259,20 @@ def bench_draw(
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         fail(f"the files hold {names}: expected figures of one kind of benchmark.")
     (draw,) = kinds
-    draw([row for one in found for row in one["rows"]], found[0]["origin"], out)
+    if headline and draw is not plots.models:
+        fail(f"--headline is of vir bench models, and the files hold {draw.__name__}.")
+    draw = plots.headline if headline else draw
+    draw([row for one in found for row in one["rows"]], _joined([one["origin"] for one in found]), out)
     console.print(f"drawn to {out}")
+
+
+def _joined(origins: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where figures of several runs come from."""
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for origin in origins for name in origin):
+        told = dict.fromkeys(str(origin[name]) for origin in origins if name in origin)
+        joined[name] = " and ".join(told)
+    return joined
 
 
 def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: float | None) -> None:
