@@ -10,6 +10,7 @@ from rich.table import Table
 import vir
 from vir import weights
 from vir.cli.bench import bench
+from vir.cli.drawing import draw
 from vir.cli.shared import Sizes, console, fail, megabytes
 from vir.cli.streaming import stream
 from vir.cli.training import add_commands
@@ -18,6 +19,7 @@ app = typer.Typer(help="Vision Retention Networks: a vision backbone for large i
 add_commands(app)
 app.command()(stream)
 app.add_typer(bench, name="bench")
+app.add_typer(draw, name="draw")
 
 
 def _version(show: bool) -> None:
@@ -77,7 +79,7 @@ def demo(
     from vir.checkpoint import BadCheckpoint, load_model
     from vir.data.images import open_image
     from vir.demo.photographs import NoPhotographs, photographs
-    from vir.demo.sheet import draw
+    from vir.demo.sheet import draw as draw_sheet
     from vir.predict import best_device, predict
 
     try:
@@ -103,7 +105,9 @@ def demo(
         f"It knows {', '.join(card.classes)}, and nothing else: whatever it sees, it calls by one of these names.",
         highlight=False,
     )
-    draw(shown, f"{remark}. It knows {len(card.classes)} kinds of things, and calls all it sees by one of them.", out)
+    draw_sheet(
+        shown, f"{remark}. It knows {len(card.classes)} kinds of things, and calls all it sees by one of them.", out
+    )
     console.print(f"The pictures with their answers: {out}", highlight=False)
 
 
