@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from vir.cli import app
@@ -23,6 +24,21 @@ def test_masks(tmp_path: Path) -> None:
     assert out.read_text().startswith("<?xml")
 
 
+def test_maps(tmp_path: Path) -> None:
+    photograph, out = tmp_path / "noise.png", tmp_path / "maps.png"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    arguments = ["draw", "maps", str(photograph), "--size", "64", "--out", str(out)]
+    for more, says in (([], "8 heads of 1 layers"), (["--layer", "0", "--patch", "3,1"], "4 heads of 1 layers")):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert says in result.stdout
+        assert out.stat().st_size > 10_000
+    for more, says in ((["--patch", "9,1"], "outside the grid of 2 x 3 patches"), (["--checkpoint", "x"], "not exist")):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 2
+        assert says in words(result.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -31,6 +47,8 @@ def test_masks(tmp_path: Path) -> None:
         (["masks", "--grid", "14"], "expected rows and columns: two whole numbers with a x between"),
         (["masks", "--head", "6"], "head 6 of 6 heads, expected a number from 0 to 5"),
         (["masks", "--gamma", "2"], "gamma=2.0, expected a number from 0"),
+        (["maps", "no such photograph.jpg"], "does not exist"),
+        (["maps"], "Missing argument"),
         (["masks", "--out", "masks.jpg"], "ends in '.jpg', expected .png or .svg"),
     ],
     ids=" ".join,

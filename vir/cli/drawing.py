@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from vir import weights
 from vir.cli.shared import console, fail
 
 draw = typer.Typer(help="Draw what retention sees: masks, maps, horizons, shifts.", no_args_is_help=True)
@@ -29,6 +30,9 @@ def _query(text: str) -> Any:
 
 
 Out = Annotated[Path, typer.Option(help="The picture to write, .png or .svg.", dir_okay=False)]
+Checkpoint = Annotated[
+    str, typer.Option(help="The .safetensors file of a trained classifier, or the name of weights that ship.")
+]
 Patch = Annotated[
     Any, typer.Option(parser=_query, metavar="ROW,COL|class", help="Who looks: a patch, counted from 0, or class.")
 ]
@@ -61,3 +65,41 @@ def masks(
     except CannotDraw as error:
         fail(str(error))
     console.print(f"masks with gamma = {gamma:.4f}: {out}", highlight=False)
+
+
+@draw.command()
+def maps(
+    image: Annotated[Path, typer.Argument(help="Your photograph.")],
+    checkpoint: Checkpoint = weights.DEFAULT,
+    patch: Annotated[
+        Any,
+        typer.Option(
+            parser=_query,
+            metavar="ROW,COL|class",
+            help="Who looks, counted from 0 in the last layer shown; else the class token, or the last patch.",
+        ),
+    ] = None,
+    layer: Annotated[
+        list[int] | None, typer.Option(help="Layer to show, from 0, or -1 for the last; repeat for several.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--every-layer", help="Show all layers, one in a row.")] = False,
+    size: Annotated[
+        int | None, typer.Option(help="Pixels of the shorter side; what the model was trained with by default.", min=1)
+    ] = None,
+    out: Out = Path("maps.png"),
+) -> None:
+    """Draw what the class token, or a patch, retains from every patch of a photograph, head by head."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import UnreadableImage, open_image
+    from vir.viz.maps import draw_maps
+    from vir.viz.style import CannotDraw
+
+    try:
+        picture = open_image(image)
+        model, card = load_model(checkpoint)
+        layers = None if every else layer or [-1]
+        shown = draw_maps(out, model, card, picture, query=patch, layers=layers, size=size)
+    except (BadCheckpoint, CannotDraw, UnreadableImage) as error:
+        fail(str(error))
+    count = sum(len(one.weights) for one in shown)
+    console.print(f"{count} heads of {len(shown)} layers of {card.model}: {out}", highlight=False)

@@ -102,5 +102,5 @@ def _words(figure: Figure, grid: Grid, query: Query, gamma: float, class_token: 
     caption(
         figure,
         f"Decay from {who} (framed) to every patch of a grid of {grid[0]} x {grid[1]}, gamma = {gamma:.4f}. "
-        "Grey is never seen.\nIn 1D a step up is a whole row of steps; in 2D it is one step, as is one to the left.",
+        "Grey is never seen. In 1D a step up is a whole row of steps; in 2D it is one step, as is one to the left.",
     )

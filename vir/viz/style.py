@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, VERMILION, GREEN, GREY, SKY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999", "#56B4E9"
 COLOUR_OF = {"1d": BLUE, "2d": VERMILION}
 DPI = 150
+LETTERS_PER_INCH = 13  # of a caption
 FORMATS = (".png", ".svg")
 
 SEEN = matplotlib.colormaps["viridis"].with_extremes(bad="#F2F2F2")  # what is never seen is no colour of the scale
@@ -67,7 +69,8 @@ def figure_to(file: Path, width: float, height: float) -> Iterator[Figure]:
 
 def caption(figure: Figure, words: str) -> None:
     """What is shown and how it was made, below the panels."""
-    figure.supxlabel(words, fontsize=9, color="#444444", x=0.01, ha="left")
+    lines = wrap(words, int(LETTERS_PER_INCH * figure.get_figwidth()))
+    figure.supxlabel("\n".join(lines), fontsize=9, color="#444444", x=0.01, ha="left")
 
 
 def bare(panel: Any) -> None:
