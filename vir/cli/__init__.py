@@ -10,6 +10,7 @@ from rich.table import Table
 import vir
 from vir import weights
 from vir.cli.bench import bench
+from vir.cli.drawing import draw
 from vir.cli.shared import Sizes, console, fail, megabytes
 from vir.cli.streaming import mosaic, stream
 from vir.cli.training import add_commands
@@ -19,6 +20,7 @@ add_commands(app)
 app.command()(stream)
 app.command()(mosaic)
 app.add_typer(bench, name="bench")
+app.add_typer(draw, name="draw")
 
 
 def _version(show: bool) -> None:
@@ -78,7 +80,7 @@ def demo(
     from vir.checkpoint import BadCheckpoint, load_model
     from vir.data.images import open_image
     from vir.demo.photographs import NoPhotographs, photographs
-    from vir.demo.sheet import draw
+    from vir.demo.sheet import draw as draw_sheet
     from vir.predict import best_device, predict
 
     try:
@@ -104,7 +106,9 @@ def demo(
         f"It knows {', '.join(card.classes)}, and nothing else: whatever it sees, it calls by one of these names.",
         highlight=False,
     )
-    draw(shown, f"{remark}. It knows {len(card.classes)} kinds of things, and calls all it sees by one of them.", out)
+    draw_sheet(
+        shown, f"{remark}. It knows {len(card.classes)} kinds of things, and calls all it sees by one of them.", out
+    )
     console.print(f"The pictures with their answers: {out}", highlight=False)
 
 

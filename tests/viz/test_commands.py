@@ -1,0 +1,59 @@
+"""vir draw as a newcomer meets it."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from vir.cli import app
+
+run = CliRunner().invoke
+
+
+def words(text: str) -> str:
+    """What an error says, wherever its lines were broken."""
+    return " ".join(text.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
+
+
+def test_masks(tmp_path: Path) -> None:
+    out = tmp_path / "masks.svg"
+    result = run(app, ["draw", "masks", "--grid", "3x4", "--patch", "class", "--head", "5", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "gamma = 0.9980" in result.stdout
+    assert out.read_text().startswith("<?xml")
+
+
+def test_maps(tmp_path: Path) -> None:
+    photograph, out = tmp_path / "noise.png", tmp_path / "maps.png"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    arguments = ["draw", "maps", str(photograph), "--size", "64", "--out", str(out)]
+    for more, says in (([], "8 heads of 1 layers"), (["--layer", "0", "--patch", "3,1"], "4 heads of 1 layers")):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert says in result.stdout
+        assert out.stat().st_size > 10_000
+    for more, says in ((["--patch", "9,1"], "outside the grid of 2 x 3 patches"), (["--checkpoint", "x"], "not exist")):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 2
+        assert says in words(result.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["masks", "--patch", "20,1"], "the patch 20,1 lies outside the grid of 14 x 14"),
+        (["masks", "--patch", "first"], "expected row and column of a patch, or the word class"),
+        (["masks", "--grid", "14"], "expected rows and columns: two whole numbers with a x between"),
+        (["masks", "--head", "6"], "head 6 of 6 heads, expected a number from 0 to 5"),
+        (["masks", "--gamma", "2"], "gamma=2.0, expected a number from 0"),
+        (["maps", "no such photograph.jpg"], "does not exist"),
+        (["maps"], "Missing argument"),
+        (["masks", "--out", "masks.jpg"], "ends in '.jpg', expected .png or .svg"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes(arguments: list[str], says: str) -> None:
+    result = run(app, ["draw", *arguments])
+    assert result.exit_code == 2
+    assert says in words(result.output)

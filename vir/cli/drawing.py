@@ -1,0 +1,105 @@
+"""vir draw: figures of what retention sees."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vir import weights
+from vir.cli.shared import console, fail
+
+draw = typer.Typer(help="Draw what retention sees: masks, maps, horizons, shifts.", no_args_is_help=True)
+
+
+def _two_numbers(text: str, between: str, what: str) -> tuple[int, int]:
+    try:
+        first, second = (int(part) for part in text.split(between))
+    except ValueError:
+        raise typer.BadParameter(
+            f"got {text!r}, expected {what}: two whole numbers with a {between} between them."
+        ) from None
+    return first, second
+
+
+def _grid(text: str) -> tuple[int, int]:
+    return _two_numbers(text, "x", "rows and columns")
+
+
+def _query(text: str) -> Any:
+    return "class" if text == "class" else _two_numbers(text, ",", "row and column of a patch, or the word class")
+
+
+Out = Annotated[Path, typer.Option(help="The picture to write, .png or .svg.", dir_okay=False)]
+Checkpoint = Annotated[
+    str, typer.Option(help="The .safetensors file of a trained classifier, or the name of weights that ship.")
+]
+Patch = Annotated[
+    Any, typer.Option(parser=_query, metavar="ROW,COL|class", help="Who looks: a patch, counted from 0, or class.")
+]
+
+
+@draw.command()
+def masks(
+    grid: Annotated[Any, typer.Option(parser=_grid, metavar="ROWSxCOLS", help="Patches of the image.")] = "14x14",
+    patch: Patch = "8,8",
+    heads: Annotated[int, typer.Option(help="Heads of the layer.", min=1)] = 6,
+    head: Annotated[int, typer.Option(help="The head whose decay is drawn, from 0; the last sees farthest.")] = 0,
+    decay: Annotated[Literal["log", "retnet"], typer.Option(help="How the heads share out their decays.")] = "log",
+    gamma: Annotated[float | None, typer.Option(help="A decay of your own instead of a head's.")] = None,
+    class_token: Annotated[
+        bool, typer.Option("--class-token/--no-class-token", help="With the class token, or patches alone.")
+    ] = True,
+    out: Out = Path("masks.png"),
+) -> None:
+    """Draw decay masks and what one patch sees, 1D and 2D side by side."""
+    from vir import ops
+    from vir.viz.masks import draw_masks
+    from vir.viz.style import CannotDraw
+
+    if gamma is None:
+        if not 0 <= head < heads:
+            fail(f"head {head} of {heads} heads, expected a number from 0 to {heads - 1}.")
+        gamma = ops.decay(heads, decay)[head].item()
+    try:
+        draw_masks(out, grid, patch, gamma, class_token)
+    except CannotDraw as error:
+        fail(str(error))
+    console.print(f"masks with gamma = {gamma:.4f}: {out}", highlight=False)
+
+
+@draw.command()
+def maps(
+    image: Annotated[Path, typer.Argument(help="Your photograph.")],
+    checkpoint: Checkpoint = weights.DEFAULT,
+    patch: Annotated[
+        Any,
+        typer.Option(
+            parser=_query,
+            metavar="ROW,COL|class",
+            help="Who looks, counted from 0 in the last layer shown; else the class token, or the last patch.",
+        ),
+    ] = None,
+    layer: Annotated[
+        list[int] | None, typer.Option(help="Layer to show, from 0, or -1 for the last; repeat for several.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--every-layer", help="Show all layers, one in a row.")] = False,
+    size: Annotated[
+        int | None, typer.Option(help="Pixels of the shorter side; what the model was trained with by default.", min=1)
+    ] = None,
+    out: Out = Path("maps.png"),
+) -> None:
+    """Draw what the class token, or a patch, retains from every patch of a photograph, head by head."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import UnreadableImage, open_image
+    from vir.viz.maps import draw_maps
+    from vir.viz.style import CannotDraw
+
+    try:
+        picture = open_image(image)
+        model, card = load_model(checkpoint)
+        layers = None if every else layer or [-1]
+        shown = draw_maps(out, model, card, picture, query=patch, layers=layers, size=size)
+    except (BadCheckpoint, CannotDraw, UnreadableImage) as error:
+        fail(str(error))
+    count = sum(len(one.weights) for one in shown)
+    console.print(f"{count} heads of {len(shown)} layers of {card.model}: {out}", highlight=False)
