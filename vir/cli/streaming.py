@@ -210,7 +210,7 @@ def mosaic(
             judged = judge_map(model, card, images, status.update)
     except (BadCheckpoint, NoImages, CannotStream, ValueError) as error:
         fail(str(error))
-    draw(images, judged, out)
+    draw(images, judged, card.classes, out)
     height, width, _ = images.shape
     console.print(
         f"{images.rows * columns:,} images as one of {width:,} x {height:,} px, streamed: {100 * judged.images:.2f} % "

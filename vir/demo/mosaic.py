@@ -1,8 +1,9 @@
 """Small images of one class each, laid side by side as one large image: a map of which the truth is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from vir.data.sets import LabelledImages
 from vir.streaming import Band, stream
 from vir.streaming.maps import PALETTE
 
-LONGEST = 1200  # pixels of the side of a picture
-GAP = 12
+LONGEST = 900  # pixels of the side of the small image
+DPI = 110
 
 
 @dataclass
@@ -103,23 +104,37 @@ def judge_map(
     )
 
 
-def draw(mosaic: Mosaic, judged: MapJudgement, file: Path) -> None:
-    """The image, the truth, the streamed map and that of images asked about alone, side by side."""
-    height, width, _ = mosaic.shape
-    scale = min(1.0, LONGEST / max(height, width))
-    size = round(width * scale), round(height * scale)
-    tile = max(1, round(mosaic.side * scale))
-    rows = [mosaic.row(number) for number in range(mosaic.rows)]
-    small = [Image.fromarray(row).resize((size[0], tile), Image.Resampling.BOX) for row in rows]
-    photo = Image.new("RGB", (size[0], tile * mosaic.rows))
-    for number, strip in enumerate(small):
-        photo.paste(strip, (0, tile * number))
-    colours = np.array([[int(name[i : i + 2], 16) for i in (1, 3, 5)] for name in PALETTE], np.uint8)
-    maps = [
-        Image.fromarray(colours[numbers % len(colours)]).resize(photo.size, Image.Resampling.NEAREST)
-        for numbers in (mosaic.truth, judged.map, judged.map_alone)
-    ]
-    sheet = Image.new("RGB", (4 * photo.width + 3 * GAP, photo.height), "white")
-    for place, picture in enumerate((photo, *maps)):
-        sheet.paste(picture, (place * (photo.width + GAP), 0))
-    sheet.save(file)
+def draw(mosaic: Mosaic, judged: MapJudgement, classes: Sequence[str], file: Path) -> None:
+    """The image, the truth, the streamed map and that of images asked about alone, with what the colours mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Patch
+
+    colours = np.array([to_rgb(PALETTE[number % len(PALETTE)]) for number in range(len(classes))])
+    pictures: dict[str, Any] = {
+        "image": _small(mosaic),
+        "truth": colours[mosaic.truth],
+        f"streamed: {100 * judged.images:.1f} % right": colours[judged.map],
+        f"images alone: {100 * judged.alone:.1f} % right": colours[judged.map_alone],
+    }
+    height = 4.2 * mosaic.rows / mosaic.columns
+    figure, panels = plt.subplots(1, 4, figsize=(17, height + 1.2), layout="constrained")
+    for panel, (title, picture) in zip(panels, pictures.items(), strict=True):
+        panel.imshow(picture, interpolation="nearest", extent=(0, mosaic.columns, mosaic.rows, 0))
+        panel.set_title(title)
+        panel.set_axis_off()
+    handles: list[Any] = [Patch(color=colours[number], label=name) for number, name in enumerate(classes)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(classes), 10), frameon=False, fontsize=9)
+    figure.savefig(file, dpi=DPI, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _small(mosaic: Mosaic) -> np.ndarray:
+    """The image at the size of its panel, row by row: the whole need not fit into memory."""
+    side = max(1, min(mosaic.side, LONGEST // max(mosaic.rows, mosaic.columns)))
+    size = side * mosaic.columns, side
+    strips = (Image.fromarray(mosaic.row(number)) for number in range(mosaic.rows))
+    return np.concatenate([np.asarray(strip.resize(size, Image.Resampling.BOX)) for strip in strips])
