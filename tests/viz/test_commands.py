@@ -39,6 +39,27 @@ def test_maps(tmp_path: Path) -> None:
         assert says in words(result.output)
 
 
+def test_horizon(tmp_path: Path) -> None:
+    photograph, out = tmp_path / "noise.png", tmp_path / "horizon.png"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    arguments = ["draw", "horizon", "--out", str(out)]
+    measured = ["--measured", str(photograph), "--measured", str(photograph)]
+    result = run(app, [*arguments, *measured, "--at", "64"])
+    assert result.exit_code == 0, result.output
+    assert "measured at 64 px: half of the gradient within" in words(result.stdout)
+    assert "2,356" in result.stdout  # patches of the last head, log(0.01) / log(511 / 512)
+    assert out.stat().st_size > 10_000
+    for more, says in (
+        (["--measured", str(tmp_path / "none.png")], "does not exist"),
+        ([*measured, "--patch", "4,0"], "outside the grid of 4 x 4 patches"),
+        ([*measured, "--at", "20"], "20 pixels of a side, expected at least the 32 of a patch"),
+        ([*measured, "--patch", "class"], "there is no class token here"),
+    ):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 2
+        assert says in words(result.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, VERMILION, GREEN, GREY, SKY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999", "#56B4E9"
 COLOUR_OF = {"1d": BLUE, "2d": VERMILION}
 DPI = 150
-LETTERS_PER_INCH = 13  # of a caption
+LETTERS_PER_INCH = 14.5  # of a caption
 FORMATS = (".png", ".svg")
 
 SEEN = matplotlib.colormaps["viridis"].with_extremes(bad="#F2F2F2")  # what is never seen is no colour of the scale
