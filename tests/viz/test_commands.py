@@ -60,6 +60,17 @@ def test_horizon(tmp_path: Path) -> None:
         assert says in words(result.output)
 
 
+def test_shift(tmp_path: Path) -> None:
+    out = tmp_path / "shift.svg"
+    result = run(app, ["draw", "shift", "--size", "192", "--by", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "content moved right" in result.stdout
+    assert out.stat().st_size > 10_000
+    result = run(app, ["draw", "shift", "--size", "192", "--by", "3", "--out", str(out)])
+    assert result.exit_code == 2
+    assert "a shift by 3 patches, expected 1 to 2, a third of a side of 6 x 9 patches" in words(result.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -69,6 +80,8 @@ def test_horizon(tmp_path: Path) -> None:
         (["masks", "--head", "6"], "head 6 of 6 heads, expected a number from 0 to 5"),
         (["masks", "--gamma", "2"], "gamma=2.0, expected a number from 0"),
         (["maps", "no such photograph.jpg"], "does not exist"),
+        (["shift", "no such photograph.jpg"], "does not exist"),
+        (["shift", "--layer", "10"], "layer 10 of 10 retention layers, expected 0 to 9"),
         (["maps"], "Missing argument"),
         (["masks", "--out", "masks.jpg"], "ends in '.jpg', expected .png or .svg"),
     ],

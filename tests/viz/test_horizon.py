@@ -81,13 +81,12 @@ def test_how_a_field_gathers() -> None:
     assert field.ahead() == 0.25
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_the_same_drawing_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+def test_the_same_drawing_gives_the_same_bytes(tmp_path: Path) -> None:
     model = small("hvir_tiny")
     for name in ("once", "again"):
         field = receptive_field(model, [pixels(64, 64)])
-        draw_horizon(tmp_path / f"{name}.{kind}", reaches(retention_layers(model)), [64, 128], "a small one", field)
-    assert (tmp_path / f"once.{kind}").read_bytes() == (tmp_path / f"again.{kind}").read_bytes()
+        draw_horizon(tmp_path / f"{name}.svg", reaches(retention_layers(model)), [64, 128], "a small one", field)
+    assert (tmp_path / "once.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
 
 
 def test_mistakes_are_answered_in_words() -> None:

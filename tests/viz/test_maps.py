@@ -98,8 +98,9 @@ def test_hooks_are_taken_off_again() -> None:
         assert not part._forward_pre_hooks
 
 
-@pytest.mark.parametrize("layers", [(-1,), (0, 1), None], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "layers"), [(FAMILIES[0], None), (FAMILIES[0], (-1,)), (FAMILIES[1], (0, 1)), (FAMILIES[1], (1, 3))]
+)
 def test_the_same_drawing_gives_the_same_bytes(family: str, layers: Any, tmp_path: Path) -> None:
     model = small(family)
     photograph = Image.effect_noise((90, 60), 60).convert("RGB")

@@ -165,3 +165,34 @@ def horizon(
             highlight=False,
         )
     console.print(f"the picture: {out}", highlight=False)
+
+
+@draw.command()
+def shift(
+    image: Annotated[
+        Path | None, typer.Argument(help="Your photograph; one of scikit-learn's by default.", show_default=False)
+    ] = None,
+    checkpoint: Checkpoint = weights.DEFAULT,
+    layer: Annotated[int, typer.Option(help="The layer whose q, k and v are moved, from 0; -1 is the last.")] = -1,
+    by: Annotated[int, typer.Option(help="Patches by which the content is moved in the pictures.")] = 3,
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side.", min=1)] = 448,
+    out: Out = Path("shift.png"),
+) -> None:
+    """Draw how much features change when the content moves by whole patches, 1D against 2D."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import UnreadableImage, open_image
+    from vir.demo.photographs import NoPhotographs, photographs
+    from vir.viz.shift import TITLES, draw_shifts
+    from vir.viz.style import CannotDraw
+
+    try:
+        picture = open_image(image or next(iter(photographs().values())))
+        model, card = load_model(checkpoint)
+        changes = draw_shifts(out, model, card, picture, layer=layer, size=size, by=by)
+    except (BadCheckpoint, CannotDraw, NoPhotographs, UnreadableImage) as error:
+        fail(str(error))
+    table = Table(f"by {by} patches", "1D changes by", "2D changes by")
+    for move, kinds in changes.items():
+        table.add_row(TITLES[move], *(f"{steps[by].relative:.2g}" for steps in kinds.values()))
+    console.print(table)
+    console.print(f"||after - before|| / ||before|| over the patches that stay; the picture: {out}", highlight=False)
