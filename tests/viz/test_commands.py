@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from vir.checkpoint import Card, save_model
 from vir.cli import app
 
 run = CliRunner().invoke
@@ -37,6 +38,19 @@ def test_maps(tmp_path: Path) -> None:
         result = run(app, [*arguments, *more])
         assert result.exit_code == 2
         assert says in words(result.output)
+
+
+def test_maps_of_a_checkpoint_with_a_class_token(tmp_path: Path) -> None:
+    photograph, out, file = tmp_path / "noise.png", tmp_path / "maps.png", tmp_path / "vir.safetensors"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    sizes = {"depth": 2, "embed_dim": 48, "heads": 3, "img_size": 64}
+    card = Card("vir_tiny_patch16_224", ("cat", "dog"), 64, model_args=sizes)
+    save_model(card.build(), card, file)
+    arguments = ["draw", "maps", str(photograph), "--checkpoint", str(file), "--out", str(out)]
+    for more, says in (([], "3 heads of 1 layers"), (["--patch", "class", "--every-layer"], "6 heads of 2 layers")):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert says in result.stdout
 
 
 def test_horizon(tmp_path: Path) -> None:

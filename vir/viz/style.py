@@ -58,7 +58,8 @@ def check_file(file: Path) -> None:
 def figure_to(file: Path, width: float, height: float) -> Iterator[Figure]:
     """An empty figure of so many inches; what was drawn on it when the block ends is in the file."""
     check_file(file)
-    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **STYLE}  # whatever the user's own settings are
+    # Whatever the user's own settings are; but for the backend, which would not be put back and is not needed.
+    settings: Any = {**{name: x for name, x in matplotlib.rcParamsDefault.items() if name != "backend"}, **STYLE}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
