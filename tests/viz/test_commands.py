@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from vir.checkpoint import Card, save_model
 from vir.cli import app
 
 run = CliRunner().invoke
@@ -39,6 +40,51 @@ def test_maps(tmp_path: Path) -> None:
         assert says in words(result.output)
 
 
+def test_maps_of_a_checkpoint_with_a_class_token(tmp_path: Path) -> None:
+    photograph, out, file = tmp_path / "noise.png", tmp_path / "maps.png", tmp_path / "vir.safetensors"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    sizes = {"depth": 2, "embed_dim": 48, "heads": 3, "img_size": 64}
+    card = Card("vir_tiny_patch16_224", ("cat", "dog"), 64, model_args=sizes)
+    save_model(card.build(), card, file)
+    arguments = ["draw", "maps", str(photograph), "--checkpoint", str(file), "--out", str(out)]
+    for more, says in (([], "3 heads of 1 layers"), (["--patch", "class", "--every-layer"], "6 heads of 2 layers")):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert says in result.stdout
+
+
+def test_horizon(tmp_path: Path) -> None:
+    photograph, out = tmp_path / "noise.png", tmp_path / "horizon.png"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    arguments = ["draw", "horizon", "--out", str(out)]
+    measured = ["--measured", str(photograph), "--measured", str(photograph)]
+    result = run(app, [*arguments, *measured, "--at", "64"])
+    assert result.exit_code == 0, result.output
+    assert "measured at 64 px: half of the gradient within" in words(result.stdout)
+    assert "2,356" in result.stdout  # patches of the last head, log(0.01) / log(511 / 512)
+    assert out.stat().st_size > 10_000
+    for more, says in (
+        (["--measured", str(tmp_path / "none.png")], "does not exist"),
+        ([*measured, "--patch", "4,0"], "outside the grid of 4 x 4 patches"),
+        ([*measured, "--at", "20"], "20 pixels of a side, expected at least the 32 of a patch"),
+        ([*measured, "--patch", "class"], "there is no class token here"),
+    ):
+        result = run(app, [*arguments, *more])
+        assert result.exit_code == 2
+        assert says in words(result.output)
+
+
+def test_shift(tmp_path: Path) -> None:
+    out = tmp_path / "shift.svg"
+    result = run(app, ["draw", "shift", "--size", "192", "--by", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "content moved right" in result.stdout
+    assert out.stat().st_size > 10_000
+    result = run(app, ["draw", "shift", "--size", "192", "--by", "3", "--out", str(out)])
+    assert result.exit_code == 2
+    assert "a shift by 3 patches, expected 1 to 2, a third of a side of 6 x 9 patches" in words(result.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -48,6 +94,8 @@ def test_maps(tmp_path: Path) -> None:
         (["masks", "--head", "6"], "head 6 of 6 heads, expected a number from 0 to 5"),
         (["masks", "--gamma", "2"], "gamma=2.0, expected a number from 0"),
         (["maps", "no such photograph.jpg"], "does not exist"),
+        (["shift", "no such photograph.jpg"], "does not exist"),
+        (["shift", "--layer", "10"], "layer 10 of 10 retention layers, expected 0 to 9"),
         (["maps"], "Missing argument"),
         (["masks", "--out", "masks.jpg"], "ends in '.jpg', expected .png or .svg"),
     ],

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 
@@ -53,6 +54,15 @@ def test_the_same_drawing_gives_the_same_bytes(kind: str, grid: tuple[int, int],
     assert once.read_bytes() != other.read_bytes()
     assert b"atplotlib v" not in once.read_bytes()
     assert b"<dc:date>" not in once.read_bytes()
+
+
+def test_the_users_own_style_is_left_alone_and_does_not_matter(tmp_path: Path) -> None:
+    draw_masks(tmp_path / "plain.png", (3, 5), (1, 2), 0.9)
+    with matplotlib.rc_context({"font.size": 30, "savefig.dpi": 20, "image.cmap": "gray"}):
+        before = dict(matplotlib.rcParams)
+        draw_masks(tmp_path / "styled.png", (3, 5), (1, 2), 0.9)
+        assert dict(matplotlib.rcParams) == before
+    assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "styled.png").read_bytes()
 
 
 @pytest.mark.parametrize(

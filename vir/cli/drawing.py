@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
 from vir import weights
-from vir.cli.shared import console, fail
+from vir.cli.shared import Sizes, console, fail
 
 draw = typer.Typer(help="Draw what retention sees: masks, maps, horizons, shifts.", no_args_is_help=True)
 
@@ -103,3 +104,95 @@ def maps(
         fail(str(error))
     count = sum(len(one.weights) for one in shown)
     console.print(f"{count} heads of {len(shown)} layers of {card.model}: {out}", highlight=False)
+
+
+@draw.command()
+def horizon(
+    checkpoint: Checkpoint = weights.DEFAULT,
+    sizes: Sizes = None,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also measure the effective receptive field on this image; repeat for several."),
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(help="Pixels of a side to measure at; what the model was trained with by default.")
+    ] = None,
+    patch: Annotated[
+        Any,
+        typer.Option(parser=_query, metavar="ROW,COL|class", help="Whose field is measured; the patch in the middle."),
+    ] = None,
+    out: Out = Path("horizon.png"),
+) -> None:
+    """Draw how far each head sees, in patches and in pixels, against resolution; and as measured by gradients."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import UnreadableImage, open_image
+    from vir.streaming.horizon import FAINT
+    from vir.viz.fading import KINDS
+    from vir.viz.horizon import draw_horizon, reaches
+    from vir.viz.inside import check_classifier, check_side, retention_layers, square
+    from vir.viz.receptive import receptive_field
+    from vir.viz.style import CannotDraw, check_file
+
+    sizes = sorted(sizes or [128, 256, 512, 1024, 2048, 4096])
+    try:
+        check_file(out)
+        model, card = load_model(checkpoint)
+        check_classifier(card)
+        layers = retention_layers(model)
+        field, side = None, at or card.size
+        if measured:
+            check_side(side, layers)
+            pictures = (square(open_image(file), card, side) for file in measured)
+            field = receptive_field(model, pictures, patch)
+        kinds = reaches(layers)
+        draw_horizon(out, kinds, sizes, card.model, field)
+    except (BadCheckpoint, CannotDraw, UnreadableImage) as error:
+        fail(str(error))
+    widest = sizes[-1]
+    table = Table("patch", "head", "decay", "to a half", f"to {FAINT:.0%}", "px up in 1D", "in 2D")
+    for heads in kinds:
+        for reach in heads:
+            steps = (f"{reach.steps(share):,.0f}" for share in (0.5, FAINT))
+            up = (f"{reach.upwards(FAINT, kind, widest):,.0f}" for kind in KINDS)
+            start = f"{reach.stride} px", str(reach.head), f"{reach.gamma:.4f}"
+            table.add_row(*start, *steps, *up, end_section=reach is heads[-1])
+    console.print(table)
+    console.print(f"Patches until one counts so little of the nearest; pixels up at {widest} px, to {FAINT:.0%}.")
+    if field is not None:
+        console.print(
+            f"measured at {side} px: half of the gradient within {field.radius(0.5):.0f} px, 95 % within "
+            f"{field.radius(0.95):.0f} px; {field.ahead():.1%} of it below or to the right.",
+            highlight=False,
+        )
+    console.print(f"the picture: {out}", highlight=False)
+
+
+@draw.command()
+def shift(
+    image: Annotated[
+        Path | None, typer.Argument(help="Your photograph; one of scikit-learn's by default.", show_default=False)
+    ] = None,
+    checkpoint: Checkpoint = weights.DEFAULT,
+    layer: Annotated[int, typer.Option(help="The layer whose q, k and v are moved, from 0; -1 is the last.")] = -1,
+    by: Annotated[int, typer.Option(help="Patches by which the content is moved in the pictures.")] = 3,
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side.", min=1)] = 448,
+    out: Out = Path("shift.png"),
+) -> None:
+    """Draw how much features change when the content moves by whole patches, 1D against 2D."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import UnreadableImage, open_image
+    from vir.demo.photographs import NoPhotographs, photographs
+    from vir.viz.shift import TITLES, draw_shifts
+    from vir.viz.style import CannotDraw
+
+    try:
+        picture = open_image(image or next(iter(photographs().values())))
+        model, card = load_model(checkpoint)
+        changes = draw_shifts(out, model, card, picture, layer=layer, size=size, by=by)
+    except (BadCheckpoint, CannotDraw, NoPhotographs, UnreadableImage) as error:
+        fail(str(error))
+    table = Table(f"by {by} patches", "1D changes by", "2D changes by")
+    for move, kinds in changes.items():
+        table.add_row(TITLES[move], *(f"{steps[by].relative:.2g}" for steps in kinds.values()))
+    console.print(table)
+    console.print(f"||after - before|| / ||before|| over the patches that stay; the picture: {out}", highlight=False)

@@ -10,6 +10,7 @@ from vir.ops.decay import powers
 from vir.viz.style import CannotDraw
 
 Query = tuple[int, int] | Literal["class"]  # row and column of a patch, from 0; or the class token
+KINDS: tuple[Retention, ...] = ("1d", "2d")
 
 
 def check_query(query: Query, grid: Grid, class_token: bool) -> None:

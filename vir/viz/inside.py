@@ -19,11 +19,12 @@ from vir.viz.style import CannotDraw
 
 @dataclass(frozen=True)
 class Layer:
-    """One retention layer: its number from 0, and how many pixels of a side a patch of it has."""
+    """One retention layer: its number from 0, and how many pixels of a side its patches have."""
 
     number: int
     module: MultiHeadRetention
     stride: int
+    block: nn.Module  # in which it stands
 
     @property
     def gamma(self) -> Tensor:
@@ -42,7 +43,8 @@ def retention_layers(model: nn.Module) -> list[Layer]:
         if isinstance(module, MultiHeadRetention):
             strides = [stage["reduction"] for stage in stages if name.startswith(stage["module"] + ".")]
             if strides:
-                layers.append(Layer(len(layers), module, int(strides[0])))
+                block = model.get_submodule(name.rpartition(".")[0])
+                layers.append(Layer(len(layers), module, int(strides[0]), block))
     if not layers:
         raise CannotDraw(
             f"{type(model).__name__} has no retention layers of a ViR or HViR backbone, expected a classifier of "
@@ -72,10 +74,16 @@ def check_classifier(card: Card) -> None:
         )
 
 
+def check_side(size: int, layers: Sequence[Layer]) -> int:
+    """The largest patch of a model, if an image of this size has at least one of them."""
+    patch = max(layer.stride for layer in layers)
+    if size < patch:
+        raise CannotDraw(f"{size} pixels of a side, expected at least the {patch} of a patch: take a larger size.")
+    return patch
+
+
 def whole(image: Image.Image, size: int, multiple: int) -> Image.Image:
     """The whole image with a shorter side of about `size` pixels, both sides whole patches: nothing is cropped."""
-    if size < multiple:
-        raise CannotDraw(f"{size} pixels of a side, expected at least the {multiple} of a patch: take a larger size.")
     scale = size / min(image.size)
     width, height = (max(1, round(side * scale / multiple)) * multiple for side in image.size)
     return image.resize((width, height), Image.Resampling.BICUBIC)

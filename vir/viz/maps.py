@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vir.checkpoint import Card
 from vir.layers.patches import Grid
 from vir.viz.fading import Query
-from vir.viz.inside import check_classifier, chosen, device_of, pixels_of, retention_layers, whole
+from vir.viz.inside import check_classifier, check_side, chosen, device_of, pixels_of, retention_layers, whole
 from vir.viz.retained import Retained, retained
 from vir.viz.style import SIGNED, VERMILION, bare, caption, check_file, figure_to
 
@@ -40,7 +40,8 @@ def draw_maps(
     check_classifier(card)
     there = retention_layers(model)
     wanted = there if layers is None else chosen(there, layers)
-    fitted = whole(image, size or card.size, max(layer.stride for layer in there))
+    side = size or card.size
+    fitted = whole(image, side, check_side(side, there))
     maps = retained(model, pixels_of(fitted, card).to(device_of(model)), wanted, query)
     draw_sheet(file, fitted, maps, card.model)
     return maps

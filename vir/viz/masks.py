@@ -11,12 +11,11 @@ from matplotlib.patches import Rectangle
 from vir.layers.patches import Grid
 from vir.layers.retention import Retention
 from vir.ops.decay import mask_1d, mask_2d
-from vir.viz.fading import Query, check_query, fading, token_of
+from vir.viz.fading import KINDS, Query, check_query, fading, token_of
 from vir.viz.style import SEEN, VERMILION, CannotDraw, bare, caption, figure_to
 
 MOST_TOKENS = 4096  # of a mask that can be drawn: it has a pixel for each pair of them
 FEW_CELLS = 24  # of a side: beyond these, lines between the cells would hide them
-KINDS: tuple[Retention, ...] = ("1d", "2d")
 
 
 def draw_masks(file: Path, grid: Grid, query: Query, gamma: float, class_token: bool = True) -> None:

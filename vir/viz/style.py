@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, VERMILION, GREEN, GREY, SKY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999", "#56B4E9"
 COLOUR_OF = {"1d": BLUE, "2d": VERMILION}
 DPI = 150
-LETTERS_PER_INCH = 13  # of a caption
+LETTERS_PER_INCH = 14.5  # of a caption
 FORMATS = (".png", ".svg")
 
 SEEN = matplotlib.colormaps["viridis"].with_extremes(bad="#F2F2F2")  # what is never seen is no colour of the scale
@@ -58,7 +58,8 @@ def check_file(file: Path) -> None:
 def figure_to(file: Path, width: float, height: float) -> Iterator[Figure]:
     """An empty figure of so many inches; what was drawn on it when the block ends is in the file."""
     check_file(file)
-    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **STYLE}  # whatever the user's own settings are
+    # Whatever the user's own settings are; but for the backend, which would not be put back and is not needed.
+    settings: Any = {**{name: x for name, x in matplotlib.rcParamsDefault.items() if name != "backend"}, **STYLE}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
