@@ -1,5 +1,6 @@
 """The page's server on the shipped weights: right answers, clear errors, nothing left behind."""
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,8 +174,6 @@ def test_nothing_is_written_to_disk(client: TestClient, tmp_path: Path, monkeypa
     def watch(event: str, arguments: tuple) -> None:
         if watching and event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
             opened.append(str(arguments[0]))
-
-    import sys
 
     sys.addaudithook(watch)  # cannot be taken away again: it is silent afterwards
     told = client.post("/answer", content=CAT.read_bytes()).json()

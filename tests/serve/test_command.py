@@ -1,8 +1,6 @@
 """vir serve as it is started: on the loopback address, with words where it cannot."""
 
-import re
 import socket
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.serve.photographs import PAVILION
+from tests.serve.served import served
 from vir.cli import app
 from vir.cli.serving import serve
 
@@ -20,19 +19,14 @@ run = CliRunner().invoke
 def test_it_listens_to_this_machine_alone_by_default() -> None:
     assert serve.__defaults__ is not None
     assert "127.0.0.1" in serve.__defaults__
-    command = [sys.executable, "-m", "vir", "serve", "--port", "0", "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = re.search(r"http://127\.0\.0\.1:(\d+)", server.stdout.readline())
-            assert url is not None
-            with urllib.request.urlopen(f"{url.group()}/answer", PAVILION.read_bytes(), timeout=60) as reply:
-                assert b"church" in reply.read()
-            listeners = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-            assert f"0100007F:{int(url.group(1)):04X}" in listeners  # 127.0.0.1 and no other
-            assert f"00000000:{int(url.group(1)):04X}" not in listeners
-        finally:
-            server.terminate()
+    with served() as url:
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{url}/answer", PAVILION.read_bytes(), timeout=60) as reply:
+            assert b"church" in reply.read()
+        port = f"{int(url.rpartition(':')[2]):04X}"
+        listeners = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        assert f"0100007F:{port}" in listeners  # 127.0.0.1
+        assert f"00000000:{port}" not in listeners
 
 
 def test_a_port_that_is_taken() -> None:

@@ -200,8 +200,8 @@ def _decoded(content: bytes, most_pixels: int) -> Image.Image:
     image = open_image(content, most_pixels=most_pixels)
     if max(image.size) > LONGEST * min(image.size):
         raise CannotAnswer(
-            f"the photograph is {image.width:,} x {image.height:,} px, expected it to be at most {LONGEST} times as long "
-            "as wide. Cut it."
+            f"the photograph is {image.width:,} x {image.height:,} px, expected it to be at most {LONGEST} times as "
+            "long as wide. Cut it."
         )
     return image
 
