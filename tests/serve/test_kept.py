@@ -1,5 +1,7 @@
 """Photographs are kept for a while, and not too many of them."""
 
+import time
+
 import pytest
 from PIL import Image
 
@@ -40,4 +42,14 @@ def test_they_go_after_a_while() -> None:
     now = 179
     with pytest.raises(Forgotten):
         kept.get(name)
+    assert kept.bytes == 0
+
+
+def test_they_go_even_if_nobody_asks() -> None:
+    kept = Kept(seconds=0.05)
+    kept.add(image())
+    assert kept.bytes == 300
+    deadline = time.monotonic() + 10
+    while kept.bytes and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert kept.bytes == 0

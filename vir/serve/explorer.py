@@ -15,7 +15,7 @@ from vir.checkpoint import Card
 from vir.demo.forms import FORMS
 from vir.layers.retention import set_form
 from vir.predict import answer_to
-from vir.serve.memory import peak_of_tensors
+from vir.serve.memory import peak_of_tensors, start_watching
 from vir.viz.fading import Query
 from vir.viz.inside import check_classifier, chosen, device_of, pixels_of, retention_layers, square, whole
 from vir.viz.retained import Retained, retained
@@ -51,6 +51,7 @@ class Explorer:
         self.layers = retention_layers(model)
         self.sizes = [card.size * times for times in range(1, LARGEST + 1)]
         self._one_at_a_time = threading.Lock()
+        start_watching()
 
     def answer(self, image: Image.Image, size: int | None = None) -> Classes:
         """All classes, the most probable first: the answer of vir predict."""

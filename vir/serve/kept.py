@@ -9,7 +9,8 @@ from collections.abc import Callable
 from PIL import Image
 
 MOST_BYTES = 512_000_000
-SECONDS = 1800.0
+SECONDS = 1800.0  # since the last use
+CHECKS = 20  # in that time
 
 
 class Forgotten(KeyError):
@@ -28,12 +29,14 @@ class Kept:
         self.most_bytes, self.seconds, self.clock = most_bytes, seconds, clock
         self._images: OrderedDict[str, tuple[float, Image.Image]] = OrderedDict()  # the longest unused first
         self._lock = threading.Lock()
+        self._clearing = False
 
     def add(self, image: Image.Image) -> str:
         name = secrets.token_urlsafe(12)
         with self._lock:
             self._images[name] = self.clock(), image
             self._forget()
+            self._forget_later()
         return name
 
     def get(self, name: str) -> Image.Image:
@@ -56,6 +59,20 @@ class Kept:
             self._images.popitem(last=False)
         while len(self._images) > 1 and self.bytes > self.most_bytes:  # the newest stays: somebody asks about it now
             self._images.popitem(last=False)
+
+    def _forget_later(self) -> None:
+        """Also if nobody asks again; the thread ends when there is nothing left."""
+        if self._images and not self._clearing:
+            self._clearing = True
+            timer = threading.Timer(self.seconds / CHECKS, self._clear)
+            timer.daemon = True  # the process does not wait for it
+            timer.start()
+
+    def _clear(self) -> None:
+        with self._lock:
+            self._clearing = False
+            self._forget()
+            self._forget_later()
 
 
 def _bytes_of(image: Image.Image) -> int:

@@ -9,6 +9,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell the t
 from torch.profiler import ProfilerActivity, profile
 
 
+def start_watching() -> None:
+    """Once, from the main thread: the profiler complains in the terminal if another one is its first."""
+    peak_of_tensors(lambda: None)
+
+
 def peak_of_tensors(call: Callable[[], Any]) -> int:
     """Most bytes in tensors that the call made and had not yet freed, on any device; the weights are not among them."""
     activities = [ProfilerActivity.CPU]

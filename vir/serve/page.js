@@ -3,6 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 let model = null; // what /model told
+let called = ""; // the name of the photograph
 let shown = null; // what /answer told of the photograph
 let picture = null; // the photograph itself, as the server understood it
 let found = null; // what /retained told
@@ -67,7 +68,8 @@ async function send(content, name) {
     $("size").value = $("form-size").value = String(model.size);
     $("costs").replaceChildren();
     query = null;
-    tell(told, `${name}, ${told.width} x ${told.height} px. Answered in ${seconds.toFixed(2)} s`);
+    called = name;
+    tell(told, `answered in ${seconds.toFixed(2)} s`);
     for (const part of ["answer", "explore", "forms"]) $(part).hidden = false;
     await look();
   });
@@ -90,7 +92,7 @@ function tell(told, words) {
     return make("li", {}, make("span", { textContent: name }), make("div", {}, bar),
       make("b", { textContent: `${(100 * probability).toFixed(1)} %` }));
   }));
-  $("answer-note").textContent = `${words} at ${told.size} px. The model knows these ${told.classes.length} kinds of ` +
+  $("answer-note").textContent = `${called} (${told.width} x ${told.height} px), ${words} at ${told.size} px. The model knows these ${told.classes.length} kinds of ` +
     "things, and calls whatever it sees by one of their names.";
 }
 
@@ -235,7 +237,7 @@ async function compute() {
   await doing(`Computing at ${size} px, ${form} …`, async () => {
     const cost = await asking("forms", { image: shown.image, form, size });
     const cells = [cost.form, cost.size, `${cost.milliseconds.toFixed(0)} ms`, `${(cost.peak_bytes / 2 ** 20).toFixed(1)} MB`,
-      cost.difference.toExponential(1), `${cost.answer} ${(100 * cost.probability).toFixed(1)} %`];
+      cost.difference ? cost.difference.toExponential(1) : "0", `${cost.answer} ${(100 * cost.probability).toFixed(1)} %`];
     $("costs").append(make("tr", {}, ...cells.map((textContent) => make("td", { textContent }))));
   });
   $("run").disabled = false;
@@ -287,7 +289,7 @@ async function start() {
   $("grid").onchange = draw;
   $("size").onchange = () => doing("Looking …", async () => {
     const old = shown.grids[found.layer];
-    tell(await asking("answer", { image: shown.image, size: $("size").value }), "Answered");
+    tell(await asking("answer", { image: shown.image, size: $("size").value }), "answered");
     $("form-size").value = $("size").value;
     query = moved(query, old, shown.grids[Number($("layer").value)]);
     await look();
