@@ -4,6 +4,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from fastapi.testclient import TestClient
 from tests.serve.photographs import CAT, PAVILION, bomb, png
 from vir import weights
 from vir.answers import Classes
-from vir.checkpoint import load_model
+from vir.checkpoint import Card, load_model
 from vir.data.images import open_image
 from vir.predict import predict
 from vir.serve.app import create_app
 from vir.viz.inside import pixels_of, retention_layers, whole
 from vir.viz.retained import retained
+from vir.viz.style import CannotDraw
 
 MOST_BYTES = 1_000_000
 
@@ -206,3 +208,28 @@ def test_examples_can_be_answered(client: TestClient) -> None:
 def test_the_photograph_comes_back_as_it_was_understood(client: TestClient, pavilion: dict[str, Any]) -> None:
     shown = open_image(client.get("/photograph", params={"image": pavilion["image"]}).content)
     assert shown.size == (640, 427)
+
+
+def test_a_vir_is_asked_for_its_class_token() -> None:
+    sizes = {"depth": 2, "embed_dim": 48, "heads": 3, "img_size": 64, "init_values": 1.0, "retention": "1d"}
+    card = Card("vir_tiny_patch16_224", ("day", "night"), 64, model_args=sizes)
+    model = card.build().eval()
+    with TestClient(create_app(model, card)) as client:
+        told = client.post("/answer", content=PAVILION.read_bytes()).json()
+        seen = client.get("/retained", params={"image": told["image"]}).json()
+        patch = client.get("/retained", params={"image": told["image"], "row": 0, "col": 1}).json()
+        costs = [
+            client.get("/forms", params={"image": told["image"], "form": form, "size": 128}).json()
+            for form in ("parallel", "recurrent", "chunkwise")
+        ]
+    assert seen["query"] == "class"
+    assert len(seen["own"]) == len(seen["heads"]) == 3
+    assert patch["own"] is None
+    assert patch["mean"][0][2:] == [0.0] * (len(patch["mean"][0]) - 2), "it sees nothing after itself"
+    assert all(cost["difference"] < 1e-4 for cost in costs)
+
+
+def test_what_is_no_classifier_is_refused() -> None:
+    model, card = load_model(weights.DEFAULT)
+    with pytest.raises(CannotDraw, match="expected a classifier"):
+        create_app(model, replace(card, task="segmentation"))

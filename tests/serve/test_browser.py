@@ -57,21 +57,21 @@ def answered(page: "sync_api.Page", name: str) -> None:
 def test_upload_click_a_patch_and_switch_layer_and_head(page: "sync_api.Page") -> None:
     upload(page, PAVILION)
     answered(page, "church")
-    sync_api.expect(page.locator("#told")).to_contain_text("row 3, column 5 of 4 x 6")
+    sync_api.expect(page.locator("#told")).to_contain_text("row 3, column 5 of 4 x 6 patches")
     sync_api.expect(page.locator("#heads button")).to_have_count(9)  # their mean, and eight
     box = page.locator("#map").bounding_box()
     assert box is not None
     page.locator("#map").click(position={"x": 0.6 * box["width"], "y": 0.6 * box["height"]})
-    sync_api.expect(page.locator("#told")).to_contain_text("row 2, column 3 of 4 x 6")
+    sync_api.expect(page.locator("#told")).to_contain_text("row 2, column 3 of 4 x 6 patches")
     page.keyboard.press("ArrowUp")
-    sync_api.expect(page.locator("#told")).to_contain_text("row 1, column 3 of 4 x 6")
+    sync_api.expect(page.locator("#told")).to_contain_text("row 1, column 3 of 4 x 6 patches")
     page.get_by_role("combobox", name="Layer", exact=True).select_option("0")
-    sync_api.expect(page.locator("#told")).to_contain_text("row 3, column 7 of 8 x 12 (layer 0")
+    sync_api.expect(page.locator("#told")).to_contain_text("row 3, column 7 of 8 x 12 patches (layer 0")
     sync_api.expect(page.locator("#heads button")).to_have_count(5)
     page.locator("#heads button").nth(4).click()
     assert page.get_by_role("combobox", name="Head", exact=True).input_value() == "3"
     page.locator("#size").select_option("256")
-    sync_api.expect(page.locator("#told")).to_contain_text("of 16 x 24 (layer 0", timeout=30_000)
+    sync_api.expect(page.locator("#told")).to_contain_text("of 16 x 24 patches (layer 0", timeout=30_000)
 
 
 def test_other_forms_give_the_same_answer(page: "sync_api.Page") -> None:

@@ -51,13 +51,17 @@ class Kept:
 
     @property
     def bytes(self) -> int:
+        with self._lock:
+            return self._bytes()
+
+    def _bytes(self) -> int:
         return sum(_bytes_of(image) for _, image in self._images.values())
 
     def _forget(self) -> None:
         late = self.clock() - self.seconds
         while self._images and next(iter(self._images.values()))[0] < late:
             self._images.popitem(last=False)
-        while len(self._images) > 1 and self.bytes > self.most_bytes:  # the newest stays: somebody asks about it now
+        while len(self._images) > 1 and self._bytes() > self.most_bytes:  # the newest stays: somebody asks about it now
             self._images.popitem(last=False)
 
     def _forget_later(self) -> None:

@@ -106,6 +106,7 @@ async function look() {
   if (number !== asked) return;
   found = told;
   query = told.query === "class" ? null : told.query;
+  if (!query) $("class").hidden = false; // only then is there a class token
   heads();
   draw();
 }
@@ -194,12 +195,13 @@ function draw() {
   paint(canvas, head, true);
   for (const button of $("heads").children) button.setAttribute("aria-pressed", String(button.dataset.head === head));
   const layer = model.layers[found.layer], [rows, cols] = found.grid;
-  const who = query ? `The patch in row ${query[0]}, column ${query[1]}` : "The class token";
+  const own = found.own && (head === "mean" ? found.own.reduce((a, b) => a + b) / found.own.length : found.own[Number(head)]);
+  const who = query ? `The patch in row ${query[0]}, column ${query[1]}` : `The class token (${own.toPrecision(3)} from itself)`;
   const values = weights(head).flat(), best = values.reduce((at, value, i) => (Math.abs(value) > Math.abs(values[at]) ? i : at), 0);
-  $("told").textContent = `${who} of ${rows} x ${cols} (layer ${layer.number}, ${layer.stride} px each, ` +
+  $("told").textContent = `${who} of ${rows} x ${cols} patches (layer ${layer.number}, ${layer.stride} px each, ` +
     `${layer.retention.toUpperCase()} retention) retains most from row ${Math.floor(best / cols)}, column ${best % cols}: ` +
     `${values[best].toPrecision(3)}. Retention looks back: ` +
-    (layer.retention === "2d" ? "up and to the left." : "along the rows, up to the patch itself.");
+    (layer.retention === "2d" ? "up and to the left." : "along this row and all rows above.");
   $("low").textContent = `−${most(head).toPrecision(2)}`;
   $("high").textContent = `+${most(head).toPrecision(2)}`;
 }
@@ -284,6 +286,7 @@ async function start() {
     const [rows, cols] = found.grid, [row, col] = query || [rows - 1, cols - 1];
     lookFrom([Math.max(0, Math.min(rows - 1, row + step[0])), Math.max(0, Math.min(cols - 1, col + step[1]))]);
   };
+  $("class").onclick = () => lookFrom(null);
   $("layer").onchange = () => lookFrom(moved(query, found.grid, shown.grids[Number($("layer").value)]));
   $("head").onchange = draw;
   $("grid").onchange = draw;
