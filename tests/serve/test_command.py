@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -23,6 +24,9 @@ def test_it_listens_to_this_machine_alone_by_default() -> None:
         assert url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(f"{url}/answer", PAVILION.read_bytes(), timeout=60) as reply:
             assert b"church" in reply.read()
+        strange = urllib.request.Request(f"{url}/model", headers={"Host": "elsewhere.example"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(strange, timeout=60)
         port = f"{int(url.rpartition(':')[2]):04X}"
         listeners = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         assert f"0100007F:{port}" in listeners  # 127.0.0.1

@@ -8,6 +8,8 @@ from vir import weights
 from vir.cli.shared import console, fail
 
 LOOPBACK = "127.0.0.1"  # nobody but this machine
+# Other sites could let their own name point to this machine, and so read the page's answers in a visitor's browser.
+NAMES = (LOOPBACK, "localhost")
 
 
 def serve(
@@ -39,7 +41,9 @@ def serve(
 
     try:
         model, card = load_model(checkpoint, best_device())
-        app = create_app(model, card, most_bytes=int(1e6 * megabytes), most_pixels=int(1e6 * megapixels))
+        names = NAMES if host in NAMES else ("*",)
+        most_bytes, most_pixels = int(1e6 * megabytes), int(1e6 * megapixels)
+        app = create_app(model, card, most_bytes=most_bytes, most_pixels=most_pixels, names=names)
         socket = listening(host, port)
     except (BadCheckpoint, CannotDraw, CannotListen) as error:
         fail(str(error))

@@ -5,7 +5,7 @@ request for the same reason: a form's parser puts files above a megabyte into te
 """
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.resources import files
 from io import BytesIO
 from typing import Any
@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import nn
 
 from vir.checkpoint import Card
@@ -65,13 +66,15 @@ def create_app(
     *,
     most_bytes: int = MOST_BYTES,
     most_pixels: int = MOST_PIXELS,
+    names: Sequence[str] = ("*",),
     kept: Kept | None = None,
 ) -> FastAPI:
-    """The app that explores this model."""
+    """The app that explores this model; requests for another host than `names` are refused."""
     explorer, images = Explorer(model, card), kept or Kept()
     decoding = threading.Semaphore(AT_ONCE)
     app = FastAPI(title="vir serve", docs_url=None, redoc_url=None, openapi_url=None)
     _answer_errors_in_words(app)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)
 
     @app.middleware("http")
     async def with_headers(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:

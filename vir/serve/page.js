@@ -160,9 +160,11 @@ function paint(canvas, head, framed) {
   if (framed) crop(pen, width, height);
   if (query) {
     pen.setLineDash([]);
-    pen.lineWidth = framed ? 4 : 2;
-    pen.strokeStyle = "#d55e00";
-    pen.strokeRect(query[1] * width / cols, query[0] * height / rows, width / cols, height / rows);
+    for (const [ink, wide] of [["#fff", 7], ["#1d2733", 3]]) { // seen on every colour of the map
+      pen.lineWidth = framed ? wide : wide / 2;
+      pen.strokeStyle = ink;
+      pen.strokeRect(query[1] * width / cols, query[0] * height / rows, width / cols, height / rows);
+    }
   }
 }
 
