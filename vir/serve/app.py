@@ -100,19 +100,19 @@ def create_app(
         return Response(found[name], media_type="image/jpeg" if found[name][:2] == b"\xff\xd8" else "image/png")
 
     def told(image: Image.Image, name: str, size: int | None) -> dict[str, Any]:
-        fitted = explorer.fitted(image, size)
+        width, height = explorer.fitted_size(image, size)
         answer = explorer.answer(image, size)
         return {
             "image": name,
             "size": size or card.size,
             "width": image.width,
             "height": image.height,
-            "fitted": [fitted.width, fitted.height],
+            "fitted": [width, height],
             "classes": [
                 {"name": one, "probability": share}
                 for one, share in zip(answer.names, answer.probabilities, strict=True)
             ],
-            "grids": [layer.grid(fitted.height, fitted.width) for layer in explorer.layers],
+            "grids": [layer.grid(height, width) for layer in explorer.layers],
         }
 
     @app.post("/answer")

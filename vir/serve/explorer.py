@@ -71,6 +71,10 @@ class Explorer:
             )
         return whole(image, side, max(layer.stride for layer in self.layers))
 
+    def fitted_size(self, image: Image.Image, size: int | None = None) -> tuple[int, int]:
+        """Width and height of that, without its colours: of a large photograph they would take half a second."""
+        return self.fitted(Image.new("1", image.size), size).size
+
     def retained(self, image: Image.Image, layer: int, query: Query | None, size: int | None = None) -> Retained:
         """What vir draw maps shows, of one layer."""
         layers = chosen(self.layers, [layer])
