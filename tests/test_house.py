@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 # A room may import from itself and from those before it.
 ROOMS = [
     "ops", "layers", "weights", "models", "heads", "data", "checkpoint", "transfer", "streaming", "bench", "evaluate",
-    "answers", "viz", "predict", "export", "train", "demo", "cli",
+    "answers", "viz", "predict", "export", "train", "demo", "serve", "cli",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import vir
 from vir import weights
 from vir.cli.bench import bench
 from vir.cli.drawing import draw
+from vir.cli.serving import serve
 from vir.cli.shared import Sizes, console, fail, megabytes
 from vir.cli.streaming import mosaic, stream
 from vir.cli.training import add_commands
@@ -19,6 +20,7 @@ app = typer.Typer(help="Vision Retention Networks: a vision backbone for large i
 add_commands(app)
 app.command()(stream)
 app.command()(mosaic)
+app.command()(serve)
 app.add_typer(bench, name="bench")
 app.add_typer(draw, name="draw")
 

@@ -30,6 +30,10 @@ class UnreadableImage(ValueError):
     """A file that does not hold an image, or not a whole one, or one too large."""
 
 
+class TooManyPixels(UnreadableImage):
+    """Found in the header: no pixel was read."""
+
+
 def open_image(source: Path | str | bytes | BinaryIO, *, most_pixels: int = MOST_PIXELS) -> Image.Image:
     """Read an image, the first one where there are several, as upright RGB; a file object is read from its start."""
     name = _name_of(source)
@@ -116,7 +120,7 @@ def _in_words(name: str, most_pixels: int) -> Iterator[None]:
             f"{name} does not fit into the free memory. Free some, or make the image smaller."
         ) from error
     except Image.DecompressionBombError as error:
-        raise UnreadableImage(
+        raise TooManyPixels(
             f"{name} is too large, expected at most {most_pixels:,} pixels. {error} "
             "Make it smaller, or raise most_pixels if you trust the file."
         ) from error
@@ -198,7 +202,7 @@ def _read_header(file: BinaryIO, name: str) -> Image.Image:
 
 def _check_size(image: Image.Image, name: str, most_pixels: int) -> None:
     if image.width * image.height > most_pixels:  # PIL lets one pixel too many pass where the limit is odd
-        raise UnreadableImage(
+        raise TooManyPixels(
             f"{name} is too large, expected at most {most_pixels:,} pixels. It is {image.width} x {image.height}. "
             "Make it smaller, or raise most_pixels if you trust the file."
         )
