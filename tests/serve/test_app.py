@@ -166,7 +166,7 @@ def test_twenty_clients_at_once(client: TestClient) -> None:
         assert all(visitors.map(visit, range(20)))
 
 
-def test_nothing_is_written_to_disk(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_on_disk(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.chdir(tmp_path)
