@@ -9,15 +9,16 @@ from rich.table import Table
 
 import vir
 from vir import weights
+from vir.cli import asking, training
 from vir.cli.bench import bench
 from vir.cli.drawing import draw
 from vir.cli.serving import serve
 from vir.cli.shared import Sizes, console, fail, megabytes
 from vir.cli.streaming import mosaic, stream
-from vir.cli.training import add_commands
 
 app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
-add_commands(app)
+training.add_commands(app)
+asking.add_commands(app)
 app.command()(stream)
 app.command()(mosaic)
 app.command()(serve)

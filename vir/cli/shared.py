@@ -1,7 +1,8 @@
 """What all commands share: the console, common options, errors."""
 
+import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -30,6 +31,27 @@ Plot = Annotated[
     typer.Option("--plot", help="Also draw the figures to this PNG or SVG.", dir_okay=False, callback=_in_a_folder),
 ]
 Batches = Annotated[list[int] | None, typer.Option("--batch", help="Images in a batch; repeat for several.", min=1)]
+Checkpoint = Annotated[
+    str, typer.Argument(help="The .safetensors file of a trained model, or the name of weights that ship.")
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="A folder with train/ and val/ or of class folders, a .tar of them, wds/FOLDER of shards, or hfds/NAME.",
+    ),
+]
+Decay = Annotated[
+    Literal["keep", "rescale"], typer.Option(help="At another size: keep the decay, or what it sees in pixels.")
+]
+Size = Annotated[int | None, typer.Option(help="Pixels of a side.", min=8)]
+Void = Annotated[
+    list[int] | None,
+    typer.Option(help="Segmentation: a number in label maps that is no class, besides 255; repeat for several."),
+]
+Split = Annotated[str, typer.Option(help="Detection and segmentation: which images to judge by, such as val or test.")]
+WORKERS = min(4, os.cpu_count() or 1)
+Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
 
 
 def megabytes(size: int | None) -> str:

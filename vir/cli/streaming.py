@@ -14,8 +14,8 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vir.cli.shared import console, fail
-from vir.cli.training import Data, Decay, Precision
+from vir.cli.shared import Data, Decay, console, fail
+from vir.cli.training import Precision
 
 
 @dataclass(frozen=True)
