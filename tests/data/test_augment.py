@@ -61,6 +61,10 @@ def test_a_tilt_turns_about_the_middle_without_stretching() -> None:
     step = (ramp()[0, 0, 8, 10].float() - ramp()[0, 0, 8, 5].float()) / 255
     assert torch.allclose((red**2 + green**2).sqrt(), step, atol=0.02)
     assert green.abs().max() > 0.6 * step
+    # Down a column they change at a right angle to that.
+    red_down, green_down = (images[:, c, 10, 8] - images[:, c, 5, 8] for c in (0, 1))
+    assert torch.allclose(red * red_down + green * green_down, torch.zeros(64), atol=0.01)
+    assert ((red * green_down - green * red_down) > 0).all(), "turned, not mirrored"
     assert green.min() < 0 < green.max()
 
 

@@ -20,10 +20,12 @@ from safetensors.torch import load_file
 import vir
 from vir import checkpoint
 from vir.checkpoint import load_model
+from vir.data.loading import Batch, Share
 from vir.train import loop
 from vir.train.loop import train
 from vir.train.recipes import RECIPES, Recipe
 from vir.train.setup import CannotTrain, Run
+from vir.train.tasks import Classification
 
 COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
 SMALL = Recipe(
@@ -255,6 +257,28 @@ def test_a_mosaic_teaches_every_patch_its_own_image(data: Path, tmp_path: Path) 
     assert best.shape == (6, 6)
     corners = [card.classes[int(best[y, x])] for y, x in ((2, 2), (2, 5), (5, 2), (5, 5))]
     assert corners == ["red", "green", "blue", "red"]
+
+
+class ByColour(torch.nn.Module):
+    """Every patch of 8 px by its own colours, without any doubt, and a class token behind them."""
+
+    global_pool = "avg"
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert self.global_pool == ""
+        patches = torch.nn.functional.avg_pool2d(images, 8).flatten(2).transpose(1, 2)
+        return torch.cat([100 * patches, torch.zeros(len(images), 1, 3)], 1)
+
+
+def test_patches_of_a_mosaic_have_the_labels_of_their_images(data: Path, tmp_path: Path) -> None:
+    task = Classification(replace(MOSAIC, smoothing=0.0), run_in(data, tmp_path), torch.device("cpu"), Share())
+    labels = torch.tensor([0, 1, 2, 2, 1, 0, 0, 2])  # two mosaics; none is its own transpose
+    images = torch.eye(3)[labels][:, :, None, None].expand(-1, -1, 24, 24)
+    model = ByColour()
+    loss, right = task.loss(model, Batch(images, labels, torch.arange(8), []), (0, 0, 0, 0, 0))
+    assert loss < 1e-6
+    assert right == 8
+    assert model.global_pool == "avg"
 
 
 class Pixels:
