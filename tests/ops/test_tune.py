@@ -7,21 +7,23 @@ import pytest
 import torch
 
 from vir.bench import tune
-from vir.ops.triton import launch
+from vir.ops.triton import launch, settings
 from vir.ops.triton.settings import Launch, Tile
 
 
 @pytest.mark.parametrize(
-    ("table", "kernel", "candidate"),
+    ("table", "kernel", "candidate", "shape"),
     [
-        ("WALK", "walk", Launch(16, 8, 1)),
-        ("WALK_BACK", "walk_back", Launch(16, 8, 1)),
-        ("LINES", "line_states", Launch(16, 8, 1)),
-        ("NARROW", "grid", Tile(2, 16, 2, 8, 1)),
-        ("WIDE", "grid", Tile(4, 8, 4, 8, 1)),
+        ("WALK", "walk", Launch(16, 8, 1), (37, 2)),
+        ("WALK_BACK", "walk_back", Launch(16, 8, 1), (37, 2)),
+        ("LINES", "line_states", Launch(16, 8, 1), (70, 2)),
+        ("NARROW", "grid", Tile(2, 16, 2, 8, 1), (9, 1)),
+        ("WIDE", "grid", Tile(4, 8, 4, 8, 1), (17, 1)),
     ],
 )
-def test_the_candidate_is_what_runs(table: str, kernel: str, candidate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidate_is_what_runs(
+    table: str, kernel: str, candidate: Any, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual, run = launch.Step, []
 
     def step(kernel: Any, grid: Any, numbers: Any, constants: Any, schedule: Any) -> Any:
@@ -29,13 +31,21 @@ def test_the_candidate_is_what_runs(table: str, kernel: str, candidate: Any, mon
         return usual(kernel, grid, numbers, constants, schedule)
 
     monkeypatch.setattr(launch, "Step", step)
-    assert tune.error_of(tune.Group(table, 16, torch.float32), candidate) < 1e-4
+    assert tune.error_of(tune.Group(table, 16, torch.float32), candidate, shape) < 1e-4
     assert (kernel, candidate.schedule) in run
 
 
 def test_wrong_numbers_are_seen() -> None:
     higher_than_its_tile = Tile(4, 8, 8, 4, 1)  # a block of keys: the tile's own are left out
-    assert tune.error_of(tune.Group("WIDE", 16, torch.float32), higher_than_its_tile) > 0.1
+    assert tune.error_of(tune.Group("WIDE", 16, torch.float32), higher_than_its_tile, (17, 1)) > 0.1
+
+
+@pytest.mark.parametrize("dtype", tune.DTYPES)
+@pytest.mark.parametrize("table", tune.SHAPES)
+def test_the_settings_of_today_are_among_the_candidates(table: str, dtype: torch.dtype) -> None:
+    for head_dim in tune.HEAD_SIZES:
+        today = settings.sized(getattr(settings, table), head_dim, dtype.itemsize)
+        assert today in tune.candidates(tune.Group(table, head_dim, dtype))
 
 
 def check(group: tune.Group, candidate: int) -> bool:

@@ -119,7 +119,7 @@ def _models_panel(panel: Any, rows: Rows) -> None:
         colour = next((COLOURS[key] for mark, key in MARKS.items() if mark in name), COLOURS["attention"])
         style = "--" if "ceiling" in name else "-"
         panel.plot(*zip(*ran, strict=True) if ran else ([], []), marker="o", color=colour, label=name, linestyle=style)
-        full = [row["size"][0] for row in mine if not row["images_per_second"]]
+        full = [row["size"][0] for row in mine if row["missing"] == "out of memory"]
         panel.plot(full, [floor * 0.8**index] * len(full), marker="x", linestyle="none", color=colour)
 
 

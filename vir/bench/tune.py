@@ -1,9 +1,9 @@
 """Measure the launch settings of the kernels anew: python -m vir.bench.tune prints the tables of settings.py, or those
 that are named, such as python -m vir.bench.tune WALK WIDE.
 
-First every candidate is compiled and its numbers are checked, in processes of their own, since a bad one can take its
-process down. Then each good one runs at the shapes that a setting serves, alone on the GPU; the best has the smallest
-sum of times, each time as a share of the fastest at its shape.
+First every candidate is compiled and its numbers are checked at the shapes that a setting serves, in processes of
+their own, since a bad one can take its process down. Then each good one runs there, alone on the GPU; the best has the
+smallest sum of times, each time as a share of the fastest at its shape.
 """
 
 import multiprocessing
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -23,6 +23,7 @@ from triton.runtime.errors import OutOfResources
 
 from vir import ops
 from vir.bench.gpu import recorded, relative_error, time_on_gpu
+from vir.ops import naive
 from vir.ops.triton import launch, settings
 from vir.ops.triton.settings import Launch, Tile
 
@@ -33,10 +34,11 @@ WIDE = ((32, 64), (64, 8))
 HEAD_SIZES = (32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
 LARGEST_ERROR = {torch.bfloat16: 5e-3, torch.float32: 1e-4}
-SCHEDULES = tuple(product((2, 4, 8), (1, 2, 3)))  # warps, stages
-LAUNCHES = [Launch(chunk, *s) for chunk in (16, 32, 64) for s in SCHEDULES]
-TILES = [Tile(*tile, *s) for tile in ((8, 8, 8), (8, 8, 4), (4, 8, 4)) for s in SCHEDULES]
-NARROW_TILES = [Tile(*tile, *s) for tile in ((4, 16, 4), (4, 16, 2), (2, 16, 2)) for s in SCHEDULES]
+SIZES = {  # of a chunk; of a tile and the height of its blocks
+    "WALK": ((16,), (32,), (64,)),
+    "NARROW": ((2, 16, 2), (4, 16, 2), (4, 16, 4)),
+    "WIDE": ((4, 8, 4), (8, 8, 4), (8, 8, 8)),
+}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there only by Triton's interpreter, to test this file
 
 Candidate = Launch | Tile
@@ -50,10 +52,16 @@ class Group(NamedTuple):
     dtype: torch.dtype
 
 
-CANDIDATES: dict[str, list[Any]] = {
-    "WALK": LAUNCHES, "WALK_BACK": LAUNCHES, "LINES": LAUNCHES, "NARROW": NARROW_TILES, "WIDE": TILES,
-}  # fmt: skip
 SHAPES = {"WALK": SEQUENCES, "WALK_BACK": SEQUENCES, "LINES": SEQUENCES[1:], "NARROW": NARROW, "WIDE": WIDE}
+
+
+def candidates(group: Group) -> list[Any]:
+    """Chunks or tiles, warps and stages that can be of use: float32 has room for the smaller ones alone."""
+    narrow = group.dtype.itemsize == 2
+    sizes = SIZES.get(group.table, SIZES["WALK"])
+    schedules = product((4, 8), (1, 2, 3) if narrow else (1, 2))
+    kind: Any = Tile if group.table in ("NARROW", "WIDE") else Launch
+    return [kind(*size, *schedule) for schedule in schedules for size in (sizes[1:] if narrow else sizes)]
 
 
 @contextmanager
@@ -76,52 +84,52 @@ def using(table: str, candidate: Candidate) -> Iterator[None]:
         yield
 
 
-def error_of(group: Group, candidate: Candidate) -> float:
-    """Of output and gradients, the largest, against float64 on odd sizes."""
-    grid = (9, 14) if group.table == "NARROW" else (19, 21)
-    qkv = torch.randn(3, 2, grid[0] * grid[1] + 1, 3, group.head_dim, device=DEVICE).to(group.dtype)
-    gamma, grad = ops.decay(3, device=DEVICE, dtype=torch.float64), torch.randn_like(qkv[0])
-
-    def run(dtype: torch.dtype, decay: Tensor, form: ops.Form) -> list[Tensor]:
-        q, k, v = (x.to(dtype).requires_grad_() for x in qkv)
-        if group.table in ("NARROW", "WIDE"):
-            out = ops.retention_2d(q, k, v, decay, grid, form=form)
-        else:
-            out = ops.retention_1d(q, k, v, decay, form=form)
-        return [out, *torch.autograd.grad(out, (q, k, v), grad.to(dtype))]
-
+def error_of(group: Group, candidate: Candidate, shape: tuple[int, int]) -> float:
+    """Of what the kernel makes for one image, the largest, against plain PyTorch in float64 on the same numbers."""
     with using(group.table, candidate):
-        got = run(group.dtype, gamma.float(), "kernel")
-    return max(relative_error(a, b) for a, b in zip(got, run(torch.float64, gamma, "parallel"), strict=True))
+        got = call(group, shape)()
+    made = got if isinstance(got, tuple) else (got,)
+    return max(relative_error(a[:1], b) for a, b in zip(made, exact(group, shape), strict=False))
+
+
+@cache
+def exact(group: Group, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+    grad, q, k, v = (x[:1].double().requires_grad_() for x in tensors(group, shape))
+    gamma = ops.decay(HEADS, device=DEVICE, dtype=torch.float64)
+    if group.table == "LINES":
+        keys, values = (x.detach().split(shape[0] // 4, 1) for x in (k, v))
+        return (torch.stack([naive.state_1d(a, b, gamma) for a, b in zip(keys, values, strict=True)], 2),)
+    if group.table in ("NARROW", "WIDE"):
+        return (ops.retention_2d(q, k, v, gamma, (shape[0], shape[0]), form="chunkwise", scale=1.0).detach(),)
+    out = ops.retention_1d(q, k, v, gamma, form="chunkwise", scale=1.0)
+    return (out.detach(),) if group.table == "WALK" else torch.autograd.grad(out, (k, v), grad)
 
 
 def is_right(group: Group, candidate: Candidate) -> bool:
-    """Whether it fits on a multiprocessor and gives the right numbers; compiled on the way for the timed shapes."""
+    """Whether it fits on a multiprocessor and gives the right numbers; compiled on the way."""
     try:
-        with using(group.table, candidate):
-            for shape in SHAPES[group.table]:
-                call(group, shape)()
-        return error_of(group, candidate) <= LARGEST_ERROR[group.dtype]
+        errors = [error_of(group, candidate, shape) for shape in SHAPES[group.table]]
     except OutOfResources:
         return False
+    return max(errors) <= LARGEST_ERROR[group.dtype]
 
 
 Check = Callable[[Group, Any], bool]
 
 
-def right_ones(group: Group, candidates: list[Any], check: Check = is_right) -> list[Any]:
-    """The candidates that pass the check; one that ends the process, or spoils it, is left out."""
+def right_ones(group: Group, tried: list[Any], check: Check = is_right) -> list[Any]:
+    """Those candidates that pass the check; one that ends the process, or spoils it, is left out."""
     spawn = multiprocessing.get_context("spawn")
     right, at = [], 0
-    while at < len(candidates):
+    while at < len(tried):
         answers, there = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=_answer, args=(there, group, candidates[at:], check))
+        process = spawn.Process(target=_answer, args=(there, group, tried[at:], check))
         process.start()
         there.close()
         try:
-            while at < len(candidates):
+            while at < len(tried):
                 if answers.recv():
-                    right.append(candidates[at])
+                    right.append(tried[at])
                 at += 1
         except EOFError:
             at += 1
@@ -129,32 +137,41 @@ def right_ones(group: Group, candidates: list[Any], check: Check = is_right) -> 
     return right
 
 
-def _answer(there: Any, group: Group, candidates: list[Any], check: Check) -> None:
-    for candidate in candidates:
+def _answer(there: Any, group: Group, tried: list[Any], check: Check) -> None:
+    for candidate in tried:
         there.send(check(group, candidate))
 
 
-def call(group: Group, shape: tuple[int, int]) -> Callable[[], Any]:
-    """What is timed: the first number of a shape is tokens, or patches of a side; the second is the batch."""
+def tensors(group: Group, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+    """The gradient of the output, then q, k, v as views: always the same numbers.
+
+    The first number of a shape is tokens, or patches of a side; the second is the batch.
+    """
     tokens = shape[0] ** 2 if group.table in ("NARROW", "WIDE") else shape[0]
-    qkv = torch.randn(shape[1], tokens, 3, HEADS, group.head_dim, device="cuda", dtype=group.dtype)
+    torch.manual_seed(0)
+    qkv = torch.randn(shape[1], tokens, 3, HEADS, group.head_dim, device=DEVICE, dtype=group.dtype)
     q, k, v = qkv.unbind(2)
-    gamma, dtype = ops.decay(HEADS, device="cuda"), group.dtype
+    return torch.randn(v.shape, device=DEVICE, dtype=v.dtype), q, k, v
+
+
+def call(group: Group, shape: tuple[int, int]) -> Callable[[], Any]:
+    """What is timed."""
+    grad, q, k, v = tensors(group, shape)
+    gamma, dtype = ops.decay(HEADS, device=DEVICE), group.dtype
     if group.table in ("NARROW", "WIDE"):
         return partial(launch.grid, q, k, v, gamma, 1.0, shape[0], shape[0], dtype=dtype, out_dtype=dtype)
     if group.table == "LINES":
-        return partial(launch.line_states, k, v, gamma, 1.0, 1, tokens // 4, back=False, dtype=dtype)
+        return partial(launch.line_states, k, v, gamma, 1.0, 1, shape[0] // 4, back=False, dtype=dtype)
     if group.table == "WALK":
         return partial(launch.walk, q, k, v, gamma, 1.0, None, False, dtype=dtype, out_dtype=dtype)
-    grad = torch.randn(v.shape, device="cuda", dtype=dtype)
     return partial(launch.walk_back, grad, q, k, v, gamma, 1.0, None, False, dtype=dtype)
 
 
-def best(group: Group, candidates: list[Any]) -> tuple[Any, float]:
+def best(group: Group, right: list[Any]) -> tuple[Any, float]:
     """The candidate with the smallest mean share, and that share."""
     shapes = SHAPES[group.table]
     seconds: dict[Any, list[float]] = {}
-    for candidate in candidates:
+    for candidate in right:
         with using(group.table, candidate):
             calls = [recorded(call(group, shape)) for shape in shapes]
             seconds[candidate] = [time_on_gpu({"": timed}, 5)[""].median for timed in calls]
@@ -167,13 +184,12 @@ def best(group: Group, candidates: list[Any]) -> tuple[Any, float]:
 def tables(names: list[str]) -> Iterator[str]:
     groups = [Group(table, d, dtype) for table in names for dtype in DTYPES for d in HEAD_SIZES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        right = dict(zip(groups, pool.map(lambda g: right_ones(g, CANDIDATES[g.table]), groups), strict=True))
+        right = dict(zip(groups, pool.map(lambda g: right_ones(g, candidates(g)), groups), strict=True))
     for table in names:
-        candidates = CANDIDATES[table]
         yield f"{table} = {{"
         for group in (g for g in groups if g.table == table):
             found = right[group]
-            print(f"{group}: {len(found)} of {len(candidates)} candidates are right", file=sys.stderr)
+            print(f"{group}: {len(found)} of {len(candidates(group))} candidates are right", file=sys.stderr)
             if not found:
                 yield f"    # {group.head_dim}, {group.dtype}: none is right"
                 continue
@@ -187,7 +203,7 @@ def tables(names: list[str]) -> Iterator[str]:
 if __name__ == "__main__":
     if DEVICE != "cuda":
         sys.exit("python -m vir.bench.tune measures a CUDA GPU and finds none here.")
-    if unknown := set(sys.argv[1:]) - set(CANDIDATES):
-        sys.exit(f"no table {', '.join(sorted(unknown))}: expected some of {', '.join(CANDIDATES)}.")
-    for line in tables(sys.argv[1:] or list(CANDIDATES)):
+    if unknown := set(sys.argv[1:]) - set(SHAPES):
+        sys.exit(f"no table {', '.join(sorted(unknown))}: expected some of {', '.join(SHAPES)}.")
+    for line in tables(sys.argv[1:] or list(SHAPES)):
         print(line, flush=True)
