@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vir import ops
 from vir.layers.patches import Grid
+from vir.ops import kernels
 from vir.ops.checks import check_chunk, check_form
 from vir.ops.decay import DecayKind
 
@@ -21,9 +22,11 @@ class HeadsNorm(nn.LayerNorm):
     """A LayerNorm that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
 
     def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        if kernels.norm_serves(x, self.weight):
+            return kernels.layer_norm(x, self.weight, self.bias, self.eps, dtype)
         if x.dtype == self.weight.dtype:
             return super().forward(x)
-        dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
 

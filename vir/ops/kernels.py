@@ -1,7 +1,6 @@
 """The GPU kernels, where Triton and a GPU that it knows are present; elsewhere PyTorch gives the same numbers."""
 
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -11,17 +10,25 @@ from vir.ops.decay import mask_1d
 
 INSTALLED = find_spec("triton") is not None
 if INSTALLED:
-    from vir.ops.triton import operators
+    from vir.ops.triton import norm, operators
 
 LARGEST_HEAD = 128
 OLDEST_GPU = (8, 0)  # compute capability that Triton supports
 MOST_HEADS = 65535  # of a whole batch, in one launch: CUDA's limit
 
 
+_USABLE: dict[str, bool] = {}  # by hand, because torch.compile warns of functools.cache
+
+
 @torch.compiler.assume_constant_result
-@cache
 def usable(device: str) -> bool:
     """Whether kernels run on this kind of device here, and fast."""
+    if device not in _USABLE:
+        _USABLE[device] = _is_usable(device)
+    return _USABLE[device]
+
+
+def _is_usable(device: str) -> bool:
     return (
         INSTALLED
         and device == "cuda"
@@ -77,6 +84,20 @@ def _rows(
         out = out + operators.see_columns(q, state, gamma, scale, False, False, torch.float32)
         final = final + gamma[:, None, None, None] ** height * state
     return out, final
+
+
+def norm_serves(x: Tensor, weight: Tensor) -> bool:
+    """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced and no gradient asked for."""
+    return (
+        x.is_cuda
+        and usable("cuda")
+        and not operators.traced(x)
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+    )
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    return norm.layer_norm(x, weight, bias, eps, dtype)
 
 
 def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Tensor | None) -> Callable:

@@ -1,7 +1,4 @@
-"""Launch settings, so that no search runs at the first call. `python -m vir.bench.tune` measures them.
-
-Measured so far, on an H200: bf16 with heads of 64, and the tiles for heads of 32. The others are guesses that fit.
-"""
+"""Launch settings, so that no search runs at the first call: `python -m vir.bench.tune` measured them on an H200."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -52,42 +49,42 @@ class Tile:
 WALK = {
     (32, 2): Launch(64, 4, 3),
     (64, 2): Launch(64, 4, 3),
-    (128, 2): Launch(64, 8, 2),
-    (32, 4): Launch(64, 4, 2),
-    (64, 4): Launch(32, 4, 2),
-    (128, 4): Launch(32, 8, 1),
+    (128, 2): Launch(32, 4, 3),
+    (32, 4): Launch(64, 4, 1),
+    (64, 4): Launch(64, 4, 1),
+    (128, 4): Launch(16, 8, 2),
 }
 WALK_BACK = {
     (32, 2): Launch(64, 4, 3),
     (64, 2): Launch(64, 4, 3),
-    (128, 2): Launch(32, 8, 1),
-    (32, 4): Launch(32, 4, 2),
-    (64, 4): Launch(32, 4, 1),
-    (128, 4): Launch(16, 8, 1),
+    (128, 2): Launch(64, 8, 3),
+    (32, 4): Launch(64, 4, 2),
+    (64, 4): Launch(16, 4, 2),
+    (128, 4): Launch(16, 8, 2),
 }
 LINES = {
-    (32, 2): Launch(64, 4, 3),
-    (64, 2): Launch(64, 4, 3),
-    (128, 2): Launch(64, 8, 2),
-    (32, 4): Launch(64, 4, 2),
-    (64, 4): Launch(32, 4, 2),
-    (128, 4): Launch(32, 8, 1),
+    (32, 2): Launch(64, 4, 2),
+    (64, 2): Launch(32, 4, 3),
+    (128, 2): Launch(64, 4, 3),
+    (32, 4): Launch(32, 4, 2),
+    (64, 4): Launch(32, 4, 1),
+    (128, 4): Launch(64, 8, 1),
 }
 NARROW = {
     (32, 2): Tile(4, 16, 2, 4, 3),
     (64, 2): Tile(4, 16, 2, 4, 3),
-    (128, 2): Tile(4, 16, 4, 8, 2),
-    (32, 4): Tile(4, 16, 4, 4, 2),
-    (64, 4): Tile(4, 16, 4, 8, 1),
-    (128, 4): Tile(2, 16, 2, 8, 1),
+    (128, 2): Tile(4, 16, 4, 4, 2),
+    (32, 4): Tile(4, 16, 2, 4, 1),
+    (64, 4): Tile(2, 16, 2, 4, 2),
+    (128, 4): Tile(2, 16, 2, 4, 2),
 }
 WIDE = {
     (32, 2): Tile(8, 8, 8, 4, 3),
     (64, 2): Tile(8, 8, 8, 4, 3),
-    (128, 2): Tile(8, 8, 8, 8, 2),
-    (32, 4): Tile(8, 8, 8, 4, 2),
-    (64, 4): Tile(8, 8, 8, 8, 1),
-    (128, 4): Tile(4, 8, 4, 8, 1),
+    (128, 2): Tile(8, 8, 8, 4, 3),
+    (32, 4): Tile(8, 8, 8, 4, 1),
+    (64, 4): Tile(4, 8, 4, 4, 2),
+    (128, 4): Tile(4, 8, 4, 4, 2),
 }
 
 
