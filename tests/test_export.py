@@ -49,7 +49,7 @@ def export(trained: Path, images: Path, out: Path) -> str:
 
 
 def test_an_exported_model_is_as_good_as_its_card_says(trained: Path, images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "hvir_tiny.pets.safetensors"
+    out = tmp_path / "a folder to be made" / "hvir_tiny.pets.safetensors"
     export(trained, images, out)
     assert out.stat().st_size < 0.6 * trained.stat().st_size
     _, card = load_model(out)

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -27,21 +29,48 @@ def test_operators(tmp_path: Path) -> None:
     assert looks_drawn(tmp_path / "ops.png")
 
 
-def test_models_that_ran_out_of_memory_are_shown(tmp_path: Path) -> None:
+def rows_of_models(batch: int = 16, missing: str = "out of memory") -> list[dict[str, Any]]:
     speeds = {"ViT-B/16": [2000.0, 30.0, None], "ViR-B/16 1D": [2100.0, 120.0, 30.0]}
-    rows = [
+    return [
         {
             "family": "B",
             "model": name,
             "size": (px, px),
-            "batch": 16,
+            "batch": batch,
             "mode": "inference",
             "compiled": False,
             "images_per_second": s,
+            "missing": "" if s else missing,
         }
         for name, some in speeds.items()
         for px, s in zip((224, 1024, 4096), some, strict=True)
     ]
+
+
+@pytest.mark.parametrize(("missing", "crosses"), [("out of memory", 1), ("too slow", 0)])
+def test_a_cross_means_out_of_memory(missing: str, crosses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "_finish", lambda figure, *_: drawn.append(figure))
+    plots.models(rows_of_models(missing=missing), ORIGIN, Path("nowhere.png"))
+    marks = [line for line in drawn[0].axes[0].get_lines() if line.get_marker() == "x"]
+    assert sum(len(line.get_xdata()) for line in marks) == crosses
+
+
+def test_one_batch_of_many(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    file.write_text(json.dumps({"origin": ORIGIN, "rows": rows_of_models(16) + rows_of_models(128)}))
+    widths = {}
+    for batches in ("16", "16 128", "64"):
+        chosen = [word for batch in batches.split() for word in ("--batch", batch)]
+        out = tmp_path / f"{batches}.png"
+        answer = CliRunner().invoke(app, ["bench", "draw", str(file), *chosen, "--out", str(out)])
+        assert (answer.exit_code == 0) == out.exists()
+        widths[batches] = Image.open(out).width if out.exists() else 0
+    assert widths["16 128"] > widths["16"] > widths["64"] == 0
+
+
+def test_models_that_ran_out_of_memory_are_shown(tmp_path: Path) -> None:
+    rows = rows_of_models()
     plots.models(rows, ORIGIN, tmp_path / "models.png")
     assert looks_drawn(tmp_path / "models.png")
     plots.headline(rows, ORIGIN, tmp_path / "headline.png")

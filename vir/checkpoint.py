@@ -93,6 +93,7 @@ BUILDERS: dict[Task, Callable[..., nn.Module]] = {
 def write(tensors: Mapping[str, Tensor], header: dict[str, Any], file: Path) -> None:
     """Beside the old file first, then in its place: a kill or a full disk leaves the old one whole."""
     content = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, {HEADER: json.dumps(header)})
+    file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with beside.open("wb") as out:

@@ -8,6 +8,7 @@ its kernels, and the time of our kernels alone, retention and the norm after it.
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -107,5 +108,5 @@ def hierarchical() -> Iterator[str]:
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         sys.exit("python -m vir.bench.limits measures a CUDA GPU and finds none here.")
-    for line in (*operators(), "", *hierarchical()):
+    for line in chain(operators(), [""], hierarchical()):
         print(line, flush=True)

@@ -72,7 +72,9 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     for line, family in zip(panels, families, strict=True):
         for panel, (batch, mode, compiled) in zip(line, cases, strict=True):
             case = family, batch, mode, compiled
-            _models_panel(panel, [r for r in rows if (r["family"], r["batch"], r["mode"], r["compiled"]) == case])
+            mine = [r for r in rows if (r["family"], r["batch"], r["mode"], r["compiled"]) == case]
+            panel.set_visible(bool(mine))
+            _models_panel(panel, mine)
             panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
             panel.set_xticks(sides, [str(side) for side in sides])
             panel.minorticks_off()

@@ -244,6 +244,9 @@ def bench_draw(
     files: Annotated[list[Path], typer.Argument(help="What --json wrote, of one kind of benchmark.")],
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("bench.png"),
     headline: Annotated[bool, typer.Option("--headline", help="Of models: how many times as fast as ViT.")] = False,
+    batches: Annotated[
+        list[int] | None, typer.Option("--batch", help="Of models: this batch alone; repeat for several.", min=1)
+    ] = None,
 ) -> None:
     """Draw the figures of earlier runs, several together if they are of one kind."""
     from vir.bench import plots
@@ -262,7 +265,10 @@ def bench_draw(
     if headline and draw is not plots.models:
         fail(f"--headline is of vir bench models, and the files hold {draw.__name__}.")
     draw = plots.headline if headline else draw
-    draw([row for one in found for row in one["rows"]], _joined([one["origin"] for one in found]), out)
+    rows = [row for one in found for row in one["rows"] if not batches or row.get("batch") in batches]
+    if not rows:
+        fail(f"no figures of batch {', '.join(map(str, batches or ()))} in the files.")
+    draw(rows, _joined([one["origin"] for one in found]), out)
     console.print(f"drawn to {out}")
 
 

@@ -198,7 +198,8 @@ def _walk_plan(
     (b, n, h, dk), dv = q[0], v[0][3]
     set_ = sized(WALK, *_key(dk, dv, dtype))
     length = _walk_length(n, b * h, set_, q[4])
-    strides = (1, dk) if transposed else (dv, 1)
+    # Without a state they mean nothing, and so are the same: the gradient of q then takes the binary of the output.
+    strides = (1, dk) if transposed and state is not None else (dv, 1)
     starts = None
     if length < n:
         starts = _starts(k, v, 1.0, length, state is not None, final, strides, False, dtype)
