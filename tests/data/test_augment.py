@@ -35,6 +35,20 @@ def test_flips() -> None:
     assert torch.allclose(made(upside_down=1.0), ramp().flip(2) / 255, atol=1e-5)
 
 
+def test_quarter_turns() -> None:
+    assert torch.allclose(made(quarter_turns=1.0), ramp().rot90(1, (2, 3)) / 255, atol=1e-5)
+    some = made(64, quarter_turns=0.5)
+    turned = (some - made(quarter_turns=1.0)).abs().amax((1, 2, 3)) < 1e-4
+    assert 16 < turned.sum() < 48
+    assert torch.allclose(some[~turned], ramp() / 255, atol=1e-5)
+
+
+def test_a_quarter_turn_of_a_crop_is_the_same_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vir.data.augment.ASPECT", (0.5, 0.5))
+    upright, turned = (made(8, crop_scale=(0.3, 0.3), quarter_turns=share) for share in (1e-9, 1.0))
+    assert torch.allclose(turned, upright.rot90(1, (2, 3)), atol=1e-4)
+
+
 def test_crops_are_parts_drawn_for_each_image() -> None:
     images = made(64, crop_scale=(0.25, 0.25))
     left, right = images[:, 0, 8, 0], images[:, 0, 8, -1]

@@ -110,6 +110,14 @@ def provenance(device: str, dtype: str) -> dict[str, Any]:
     }
 
 
+def joined(origins: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where figures of several runs come from."""
+    told: dict[str, Any] = {}
+    for name in dict.fromkeys(name for origin in origins for name in origin):
+        told[name] = " and ".join(dict.fromkeys(str(origin[name]) for origin in origins if name in origin))
+    return told
+
+
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []

@@ -250,6 +250,7 @@ def bench_draw(
 ) -> None:
     """Draw the figures of earlier runs, several together if they are of one kind."""
     from vir.bench import plots
+    from vir.bench.measure import joined
 
     found = []
     for file in files:
@@ -268,17 +269,8 @@ def bench_draw(
     rows = [row for one in found for row in one["rows"] if not batches or row.get("batch") in batches]
     if not rows:
         fail(f"no figures of batch {', '.join(map(str, batches or ()))} in the files.")
-    draw(rows, _joined([one["origin"] for one in found]), out)
+    draw(rows, joined([one["origin"] for one in found]), out)
     console.print(f"drawn to {out}")
-
-
-def _joined(origins: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where figures of several runs come from."""
-    joined: dict[str, Any] = {}
-    for name in dict.fromkeys(name for origin in origins for name in origin):
-        told = dict.fromkeys(str(origin[name]) for origin in origins if name in origin)
-        joined[name] = " and ".join(told)
-    return joined
 
 
 def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: float | None) -> None:

@@ -10,6 +10,7 @@ from vir import weights
 from vir.cli.shared import Sizes, console, fail
 
 draw = typer.Typer(help="Draw what retention sees: masks, maps, horizons, shifts.", no_args_is_help=True)
+SHOWN = 3  # photographs, where none are named
 
 
 def _two_numbers(text: str, between: str, what: str) -> tuple[int, int]:
@@ -87,6 +88,10 @@ def maps(
     size: Annotated[
         int | None, typer.Option(help="Pixels of the shorter side; what the model was trained with by default.", min=1)
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint of a timm ViT, trained by vir train: its attention below, for comparison."),
+    ] = None,
     out: Out = Path("maps.png"),
 ) -> None:
     """Draw what the class token, or a patch, retains from every patch of a photograph, head by head."""
@@ -98,12 +103,16 @@ def maps(
     try:
         picture = open_image(image)
         model, card = load_model(checkpoint)
+        other = None if beside is None else load_model(beside)
         layers = None if every else layer or [-1]
-        shown = draw_maps(out, model, card, picture, query=patch, layers=layers, size=size)
+        shown = draw_maps(out, model, card, picture, query=patch, layers=layers, size=size, beside=other)
     except (BadCheckpoint, CannotDraw, UnreadableImage) as error:
         fail(str(error))
+    below = ""
+    if other is not None:
+        below = f", {len(shown.pop().weights)} heads of {other[1].model} below"
     count = sum(len(one.weights) for one in shown)
-    console.print(f"{count} heads of {len(shown)} layers of {card.model}: {out}", highlight=False)
+    console.print(f"{count} heads of {len(shown)} layers of {card.model}{below}: {out}", highlight=False)
 
 
 @draw.command()
@@ -196,3 +205,37 @@ def shift(
         table.add_row(TITLES[move], *(f"{steps[by].relative:.2g}" for steps in kinds.values()))
     console.print(table)
     console.print(f"||after - before|| / ||before|| over the patches that stay; the picture: {out}", highlight=False)
+
+
+@draw.command()
+def paper(
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Your photographs; scikit-image's by default.", show_default=False)
+    ] = None,
+    checkpoint: Checkpoint = weights.DEFAULT,
+    results: Annotated[Path, typer.Option(help="A folder with what vir bench wrote with --json.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="A folder with the cards (best.json) of trainings.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The folder to fill.", file_okay=False)] = Path("paper"),
+) -> None:
+    """Make every figure and table of the paper that can be made here, with a page that shows them."""
+    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.data.images import UnreadableImage, open_image
+    from vir.demo.photographs import NoPhotographs, photographs
+    from vir.viz.paper import INDEX, Sources, make_paper, read_benchmarks
+    from vir.viz.runs import accuracies
+    from vir.viz.style import CannotDraw
+
+    try:
+        files = {path.name: path for path in images} if images else dict(list(photographs().items())[:SHOWN])
+        pictures = {name: open_image(file) for name, file in files.items()}
+        model, card = load_model(checkpoint)
+        sources = Sources(model, card, pictures, read_benchmarks(results), accuracies(runs))
+        with console.status("") as status:
+            exhibits = make_paper(out, sources, status.update)
+    except (BadCheckpoint, CannotDraw, NoPhotographs, UnreadableImage) as error:
+        fail(str(error))
+    for exhibit in exhibits:
+        console.print(f"{'made   ' if exhibit.there else 'missing'} {exhibit.title}", highlight=False)
+        if not exhibit.there:
+            console.print(f"        {exhibit.words}", highlight=False, style="dim")
+    console.print(f"open {out / INDEX}", highlight=False)

@@ -23,6 +23,7 @@ class Augment:
     crop_scale: tuple[float, float] = (1.0, 1.0)  # share of the area
     flip: float = 0.0  # share of the images
     upside_down: float = 0.0
+    quarter_turns: float = 0.0  # share of the images turned by 90 degrees: with the flips, all ways to lay a square
     tilt: float = 0.0  # degrees, either way
     colour_jitter: float = 0.0  # of brightness, contrast and saturation
     erasing: float = 0.0  # share of the images that lose a rectangle to noise
@@ -62,6 +63,8 @@ def _cropped(images: Tensor, augment: Augment, generator: torch.Generator) -> Te
         torch.where(_draw(images, 0, 1, generator) < share, -1.0, 1.0) for share in (augment.flip, augment.upside_down)
     )
     angle = _draw(images, -augment.tilt, augment.tilt, generator).deg2rad()
+    if augment.quarter_turns:
+        angle = torch.where(_draw(images, 0, 1, generator) < augment.quarter_turns, angle + math.pi / 2, angle)
     # The corners of an image are at -1 and 1 here.
     across = torch.stack([width * mirrored * angle.cos(), -width * turned * angle.sin(), 2 * left + width - 1], 1)
     down = torch.stack([height * mirrored * angle.sin(), height * turned * angle.cos(), 2 * top + height - 1], 1)

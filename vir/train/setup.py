@@ -136,8 +136,8 @@ def training_transform(recipe: Recipe, card: Card) -> Any:
 
 def device_augment(recipe: Recipe, card: Card) -> Augment:
     return Augment(
-        recipe.size, card.mean, card.std, recipe.crop_scale, recipe.flip, recipe.upside_down, recipe.tilt,
-        recipe.colour_jitter, recipe.erasing,
+        recipe.size, card.mean, card.std, recipe.crop_scale, recipe.flip, recipe.upside_down, recipe.quarter_turns,
+        recipe.tilt, recipe.colour_jitter, recipe.erasing,
     )  # fmt: skip
 
 

@@ -42,6 +42,14 @@ def weights(
     return scores.unflatten(1, grid) * fading(gamma.to(dtype), grid, query, retention)  # h rows cols
 
 
+def same_place(query: Query, asked_in: Grid, grid: Grid) -> Query:
+    """A query of one grid in another of the same image: of a patch its lower right part, which sees all of it."""
+    if query == "class":
+        return "class"
+    (row, col), (rows, cols) = query, asked_in
+    return ceil((row + 1) * grid[0] / rows) - 1, ceil((col + 1) * grid[1] / cols) - 1
+
+
 @torch.inference_mode()
 def retained(model: nn.Module, pixels: Tensor, layers: Sequence[Layer], query: Query | None = None) -> list[Retained]:
     """What the query retains in each of the layers, on the image `1 3 height width`.
@@ -95,7 +103,4 @@ class _Look:
         if self.query is None:
             return "class" if class_token else (self.grid[0] - 1, self.grid[1] - 1)
         check_query(self.query, self.asked_in, class_token)
-        if self.query == "class":
-            return "class"
-        (row, col), (rows, cols) = self.query, self.asked_in
-        return ceil((row + 1) * self.grid[0] / rows) - 1, ceil((col + 1) * self.grid[1] / cols) - 1
+        return same_place(self.query, self.asked_in, self.grid)

@@ -41,6 +41,7 @@ class Recipe:
     crop_scale: tuple[float, float] = (0.25, 1.0)
     flip: float = 0.5
     upside_down: float = 0.0  # share of images; what is seen from above has no upright
+    quarter_turns: float = 0.0  # share of images turned by 90 degrees, on the device alone
     tilt: float = 0.0  # degrees either way, on the device alone
     augment: Where = "workers"  # or on the device, from images held there: for small sets, without RandAugment
     mosaic: int = 1  # images of a side laid side by side, of which a ViR learns every patch: to draw maps by streaming

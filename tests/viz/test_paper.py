@@ -1,0 +1,147 @@
+"""The paper's figures and tables from what lies in two folders."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from vir.checkpoint import Card
+from vir.cli import app
+from vir.viz import paper
+from vir.viz.exhibits import Exhibit, Table, page
+from vir.viz.runs import accuracies, by_size, with_ablations
+
+ORIGIN = {"hardware": "some GPU", "commit": "abc"}
+
+
+def keep_card(
+    folder: Path,
+    name: str,
+    top1: float,
+    model: str = "vir_tiny_patch16_224",
+    size: int = 128,
+    seed: int = 0,
+    **args: Any,
+) -> None:
+    card = Card(
+        model, ("a", "b"), size, {"img_size": size, **args}, metrics={"top1": top1}, data={"path": "/somewhere/pets"},
+        recipe={"epochs": 50, "lr": 1e-3, "seed": seed},
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(asdict(card)))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    for seed, top1 in enumerate((70.0, 72.0, 71.0)):
+        keep_card(folder / str(seed), "best", top1, seed=seed)
+    keep_card(folder, "gated", 69.0, ablation="gated")
+    keep_card(folder, "two_dimensions", 68.0, retention="2d")
+    keep_card(folder, "larger", 75.0, size=160)
+    keep_card(folder, "convolutions", 80.0, model="resnet18")
+    (folder / "log.json").write_text("[1, 2]")
+    (folder / "broken.json").write_text("{")
+    return folder
+
+
+def test_seeds_of_one_setting_make_one_line(runs: Path) -> None:
+    found = accuracies(runs)
+    told = {(one.setting.told, one.setting.size): one.told for one in found}
+    assert told == {
+        ("resnet18", 128): "80.00",
+        ("vir_tiny_patch16_224", 160): "75.00",
+        ("vir_tiny_patch16_224", 128): "71.00 (70.00, 72.00, 71.00)",
+        ("vir_tiny_patch16_224, ablation=gated", 128): "69.00",
+        ("vir_tiny_patch16_224, retention=2d", 128): "68.00",
+    }
+    assert [one.mean for one in found] == sorted((one.mean for one in found), reverse=True)
+    assert {one.setting.data for one in found} == {"pets"}
+
+
+def test_components_stand_beside_the_same_model_without_changes(runs: Path) -> None:
+    found = with_ablations(accuracies(runs))
+    assert [one.setting.argument("ablation") for one in found] == [None, "gated"]
+    assert found[0].mean == 71.0
+    assert with_ablations([one for one in accuracies(runs) if not one.setting.argument("ablation")]) == []
+
+
+def test_sizes_of_one_model_make_a_line(runs: Path) -> None:
+    assert by_size(accuracies(runs)) == {"vir_tiny_patch16_224, 1D, pets": [(128, 71.0), (160, 75.0)]}
+
+
+def test_a_folder_that_is_not_there_has_nothing(tmp_path: Path) -> None:
+    assert accuracies(tmp_path / "nowhere") == []
+    assert paper.read_benchmarks(tmp_path / "nowhere") == []
+
+
+def test_words_on_the_page_are_words() -> None:
+    made = page("a < b", "c & d", [Exhibit("<script>", "e > f", ("x.png",), Table(("<i>",), [("<b>",)]))])
+    assert "<script>" not in made
+    assert "<i>" not in made
+    assert "<b>" not in made
+    assert 'src="x.png"' in made
+
+
+def test_what_cannot_be_made_says_how_it_could(tmp_path: Path) -> None:
+    nothing = paper.Sources(None, None, {})  # type: ignore[arg-type]  # these need neither model nor photograph
+    makers = (paper.accuracy_and_resolution, paper.throughput, paper.components, paper.trainings)
+    for make, part in zip(makers, ("vir finetune", "vir bench models", "ablation=gated", "--runs"), strict=True):
+        exhibit = make(tmp_path, nothing)
+        assert not exhibit.there
+        assert part in exhibit.words
+    assert list(tmp_path.iterdir()) == []
+
+
+def keep_benchmarks(folder: Path) -> None:
+    folder.mkdir()
+    rows = [
+        {
+            "family": family, "model": name, "size": [px, px], "batch": 16, "mode": "inference", "compiled": False,
+            "images_per_second": speed / px, "spread": 0.01, "peak_bytes": 1, "missing": "",
+        }
+        for family, name, speed in (("B", "ViT-B/16", 2e5), ("B", "ViR-B/16 1D", 3e5))
+        for px in (224, 1024)
+    ]  # fmt: skip
+    (folder / "models.json").write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
+    rows = [
+        {
+            "family": "HViR", "model": name, "size": [224, 224], "batch": 128, "mode": "inference", "compiled": False,
+            "images_per_second": speed,
+        }
+        for name, speed in (("hvir_1", 1500.0), ("convnext_tiny", 1000.0))
+    ]  # fmt: skip
+    (folder / "hvir.json").write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
+    (folder / "other.json").write_text('{"origin": {}, "rows": [7]}')
+
+
+def test_all_in_one_folder(runs: Path, tmp_path: Path) -> None:
+    keep_benchmarks(tmp_path / "results")
+    Image.effect_noise((160, 128), 90).save(tmp_path / "noise.png")
+    given = ["--results", str(tmp_path / "results"), "--runs", str(runs), "--out", str(tmp_path / "new" / "paper")]
+    answer = CliRunner().invoke(app, ["draw", "paper", str(tmp_path / "noise.png"), *given])
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.count("missing") == 1
+    assert "COCO" in answer.output
+    index = (tmp_path / "new" / "paper" / "index.html").read_text()
+    pictures = re.findall(r'src="([^"]+)"', index)
+    assert set(pictures) == {"masks.png", "resolution.png", "throughput.png", "maps_0.png", "horizon.png", "shift.png"}
+    for picture in pictures:
+        with Image.open(tmp_path / "new" / "paper" / picture) as image:
+            assert min(image.size) > 300
+    assert "<td>1.15</td><td>1.50</td>" in index  # hvir_1, in the paper and here
+    assert "<td>gated</td>" in index
+    assert "<td>71.00 (70.00, 72.00, 71.00)</td><td>82.6</td>" in index
+    assert "hardware some GPU" in index
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    answer = CliRunner().invoke(app, ["draw", "paper", "--out", str(tmp_path / "file" / "paper")])
+    assert answer.exit_code == 2
+    assert "cannot be made" in answer.output

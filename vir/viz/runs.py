@@ -1,0 +1,109 @@
+"""The cards of finished trainings in a folder, as a table of accuracies: seeds of one setting in one line."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from vir.checkpoint import BadCheckpoint, Card
+from vir.models import hvir, vir
+
+UNTOLD = ("img_size",)  # said by the size already
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that makes trainings comparable, but for the seed."""
+
+    data: str
+    model: str
+    arguments: tuple[tuple[str, str], ...]
+    size: int
+    epochs: int
+    rate: float
+
+    @property
+    def ours(self) -> bool:
+        return self.model in vir.SIZES or self.model in hvir.SIZES
+
+    def argument(self, name: str) -> str | None:
+        return dict(self.arguments).get(name)
+
+    @property
+    def told(self) -> str:
+        """The model and what is special about it."""
+        return ", ".join([self.model, *(f"{name}={value}" for name, value in self.arguments)])
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    setting: Setting
+    top1: tuple[float, ...]  # per cent, a seed each
+
+    @property
+    def mean(self) -> float:
+        return mean(self.top1)
+
+    @property
+    def told(self) -> str:
+        seeds = f" ({', '.join(f'{x:.2f}' for x in self.top1)})" if len(self.top1) > 1 else ""
+        return f"{self.mean:.2f}{seeds}"
+
+
+def accuracies(folder: Path) -> list[Accuracy]:
+    """Of every classifier whose card lies in the folder, or below it; the best of a set of data first."""
+    seeds: dict[Setting, dict[int, float]] = {}
+    for file in sorted(folder.rglob("*.json")):
+        card = _card(file)
+        if card is not None and card.task == "classification" and "top1" in card.metrics:
+            seeds.setdefault(_setting(card), {})[int(card.recipe.get("seed", 0))] = card.metrics["top1"]
+    found = [Accuracy(setting, tuple(top1 for _, top1 in sorted(by.items()))) for setting, by in seeds.items()]
+    return sorted(found, key=lambda one: (one.setting.data, one.setting.epochs, -one.mean))
+
+
+def _card(file: Path) -> Card | None:
+    """None of a file that is something else."""
+    try:
+        values = json.loads(file.read_text())
+        return Card.from_dict(values) if isinstance(values, dict) else None
+    except (BadCheckpoint, KeyError, OSError, TypeError, ValueError):
+        return None
+
+
+def _setting(card: Card) -> Setting:
+    arguments = tuple((name, str(x)) for name, x in sorted(card.model_args.items()) if name not in UNTOLD)
+    recipe = card.recipe
+    data = Path(card.data.get("path", "")).name
+    return Setting(
+        data, card.model, arguments, card.size, int(recipe.get("epochs", 0)), float(recipe.get("lr", 0.0))
+    )  # fmt: skip
+
+
+def with_ablations(found: Sequence[Accuracy]) -> list[Accuracy]:
+    """A ViR and the same with one part of it changed, as in the paper's study of components; none without changes."""
+    changed = [one for one in found if one.setting.argument("ablation")]
+    alike = {(one.setting.data, one.setting.model, one.setting.size, one.setting.epochs) for one in changed}
+    base = [
+        one
+        for one in found
+        if not one.setting.arguments and (one.setting.data, one.setting.model, *_budget(one)) in alike
+    ]
+    return base + changed
+
+
+def _budget(one: Accuracy) -> tuple[int, int]:
+    return one.setting.size, one.setting.epochs
+
+
+def by_size(found: Sequence[Accuracy]) -> dict[str, list[tuple[int, float]]]:
+    """Accuracy against resolution of each plain ViR that was trained or fine-tuned at several sizes."""
+    lines: dict[str, dict[int, float]] = {}
+    for one in found:
+        if one.setting.model in vir.SIZES and not one.setting.argument("ablation"):
+            kind = one.setting.argument("retention") or "1d"
+            patch = one.setting.argument("patch_size")
+            name = f"{one.setting.model}{f' with patches of {patch} px' if patch else ''}, {kind.upper()}"
+            best = lines.setdefault(f"{name}, {one.setting.data}", {})
+            best[one.setting.size] = max(one.mean, best.get(one.setting.size, 0.0))
+    return {name: sorted(line.items()) for name, line in lines.items() if len(line) > 1}
