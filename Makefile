@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench timm-tests clean
+.PHONY: demo test lint bench timm-tests browser-tests clean
 
 # The stamp is rebuilt when the dependencies change, so that a second call starts at once.
 .venv/installed: pyproject.toml
@@ -28,6 +28,10 @@ bench: .venv/installed
 
 timm-tests: .venv/installed
 	$(BIN)/python tests/timm_contract.py
+
+browser-tests: .venv/installed
+	$(BIN)/pip install --quiet "playwright>=1.49"
+	$(BIN)/pytest tests/serve/test_browser.py
 
 clean:
 	rm -rf .venv

@@ -1,6 +1,5 @@
 """The page's server on the shipped weights: right answers, clear errors, nothing left behind."""
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ pytest.importorskip("fastapi", reason="the page is an extra: pip install 'vision
 from fastapi.testclient import TestClient
 
 from tests.serve.photographs import CAT, PAVILION, bomb, png
+from tests.serve.writing import opened_for_writing
 from vir import weights
 from vir.answers import Classes
 from vir.checkpoint import Card, load_model
@@ -170,26 +170,19 @@ def test_nothing_is_kept_on_disk(client: TestClient, tmp_path: Path, monkeypatch
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.chdir(tmp_path)
-    opened: list[str] = []
-    watching = True
-
-    def watch(event: str, arguments: tuple) -> None:
-        if watching and event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
-            opened.append(str(arguments[0]))
-
-    sys.addaudithook(watch)  # cannot be taken away again: it is silent afterwards
-    told = client.post("/answer", content=CAT.read_bytes()).json()
-    for path in ("/retained", "/photograph", "/forms"):
-        assert client.get(path, params={"image": told["image"], "form": "chunkwise"}).status_code == 200
-    assert client.post("/answer", content=b"no image").status_code == 400
-    watching = False
+    with opened_for_writing() as opened:
+        told = client.post("/answer", content=CAT.read_bytes()).json()
+        for path in ("/retained", "/photograph", "/forms"):
+            assert client.get(path, params={"image": told["image"], "form": "chunkwise"}).status_code == 200
+        assert client.post("/answer", content=b"no image").status_code == 400
     assert opened == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_and_its_parts_come_from_here_alone(client: TestClient) -> None:
-    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
-        reply = client.get(path)
+    parts = {"": "text/html", "page.css": "text/css", "page.js": "text/javascript", "further.js": "text/javascript"}
+    for path, kind in parts.items():
+        reply = client.get(f"/{path}")
         assert reply.status_code == 200
         assert reply.headers["content-type"].startswith(kind)
         assert "//" not in reply.text.replace("// ", ""), "an address of somewhere else"

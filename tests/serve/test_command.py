@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.serve.photographs import PAVILION
 from tests.serve.served import served
+from vir import weights
 from vir.cli import app
 from vir.cli.serving import serve
 
@@ -51,3 +52,17 @@ def test_a_checkpoint_that_is_not_there() -> None:
     result = run(app, ["serve", "--no-open", "--checkpoint", "nothing"])
     assert result.exit_code == 2
     assert "does not exist" in result.output
+
+
+@pytest.mark.parametrize(
+    ("also", "says"),
+    [
+        (weights.DEFAULT, "was trained for classification, expected detection or segmentation"),
+        ("nothing", "does not exist"),
+        (str(PAVILION), "is not a whole safetensors file"),
+    ],
+)
+def test_a_further_model_that_is_none(also: str, says: str) -> None:
+    result = run(app, ["serve", "--no-open", "--port", "0", "--also", also])
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())

@@ -16,6 +16,12 @@ def serve(
     checkpoint: Annotated[
         str, typer.Option(help="The .safetensors file of a trained classifier, or the name of weights that ship.")
     ] = weights.DEFAULT,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A checkpoint for detection or segmentation, which gets a tab of its own; repeat for several."
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on; the default is seen by this machine alone.")
     ] = LOOPBACK,
@@ -35,6 +41,7 @@ def serve(
         import uvicorn
 
         from vir.serve.app import create_app
+        from vir.serve.further import WrongTask, load_further
     except ImportError as error:
         fail(f"the page needs FastAPI and uvicorn ({error}): run pip install 'vision-retention\\[serve]'.")
     from vir.serve.listening import CannotListen, address, listening
@@ -43,9 +50,10 @@ def serve(
         model, card = load_model(checkpoint, best_device())
         names = NAMES if host in NAMES else ("*",)
         most_bytes, most_pixels = int(1e6 * megabytes), int(1e6 * megapixels)
-        app = create_app(model, card, most_bytes=most_bytes, most_pixels=most_pixels, names=names)
+        further = load_further(also or [], best_device())
+        app = create_app(model, card, further, most_bytes=most_bytes, most_pixels=most_pixels, names=names)
         socket = listening(host, port)
-    except (BadCheckpoint, CannotDraw, CannotListen) as error:
+    except (BadCheckpoint, CannotDraw, CannotListen, WrongTask) as error:
         fail(str(error))
     url = address(socket)
     console.print(

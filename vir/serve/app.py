@@ -23,7 +23,9 @@ from torch import nn
 from vir.checkpoint import Card
 from vir.data.images import TooManyPixels, UnreadableImage, open_image
 from vir.demo.photographs import NoPhotographs, photographs
+from vir.predict import LEAST
 from vir.serve.explorer import CannotAnswer, Explorer
+from vir.serve.further import Further
 from vir.serve.kept import Forgotten, Kept
 from vir.viz.fading import Query
 from vir.viz.style import SIGNED, CannotDraw
@@ -38,6 +40,7 @@ FILES = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
     "page.js": ("page.js", "text/javascript"),
+    "further.js": ("further.js", "text/javascript"),
 }
 HEADERS = {
     "Cache-Control": "no-store",  # a browser keeps no photograph on disk either
@@ -63,13 +66,14 @@ STATUS: dict[type[Exception], int] = {
 def create_app(
     model: nn.Module,
     card: Card,
+    also: Sequence[Further] = (),
     *,
     most_bytes: int = MOST_BYTES,
     most_pixels: int = MOST_PIXELS,
     names: Sequence[str] = ("*",),
     kept: Kept | None = None,
 ) -> FastAPI:
-    """The app that explores this model; requests for another host than `names` are refused."""
+    """The app that explores this model, with a tab for each further one; other hosts than `names` are refused."""
     explorer, images = Explorer(model, card), kept or Kept()
     decoding = threading.Semaphore(AT_ONCE)
     app = FastAPI(title="vir serve", docs_url=None, redoc_url=None, openapi_url=None)
@@ -89,7 +93,13 @@ def create_app(
     async def described() -> dict[str, Any]:
         scale = (255 * SIGNED(np.linspace(0, 1, COLOURS))).round().astype(int).tolist()
         limits = {"bytes": most_bytes, "pixels": most_pixels}
-        return {**explorer.described(), "colours": scale, "limits": limits, "examples": list(_examples())}
+        return {
+            **explorer.described(),
+            "also": [one.described() for one in also],
+            "colours": scale,
+            "limits": limits,
+            "examples": list(_examples()),
+        }
 
     @app.get("/examples/{name}")
     async def example(name: str) -> Response:
@@ -99,12 +109,14 @@ def create_app(
             raise HTTPException(404, f"no example is called {name!r}, expected one of: {', '.join(found) or 'none'}.")
         return Response(found[name], media_type="image/jpeg" if found[name][:2] == b"\xff\xd8" else "image/png")
 
-    def told(image: Image.Image, name: str, size: int | None) -> dict[str, Any]:
+    def told(image: Image.Image, name: str, size: int | None, retention: str | None) -> dict[str, Any]:
         width, height = explorer.fitted_size(image, size)
-        answer = explorer.answer(image, size)
+        kind = explorer.kind(retention)
+        answer = explorer.answer(image, size, kind)
         return {
             "image": name,
             "size": size or card.size,
+            "retention": kind,
             "width": image.width,
             "height": image.height,
             "fitted": [width, height],
@@ -116,21 +128,21 @@ def create_app(
         }
 
     @app.post("/answer")
-    async def answer(request: Request, size: int | None = None) -> dict[str, Any]:
+    async def answer(request: Request, size: int | None = None, retention: str | None = None) -> dict[str, Any]:
         """The classes of the photograph in the request's body, and the name under which it is kept for a while."""
         content = await _body(request, most_bytes)
 
         def work() -> dict[str, Any]:
             with decoding:
                 image = _decoded(content, most_pixels)
-                return told(image, images.add(image), size)
+                return told(image, images.add(image), size, retention)
 
         return await run_in_threadpool(work)
 
     @app.get("/answer")
-    def answer_again(image: str, size: int | None = None) -> dict[str, Any]:
-        """The same of a photograph that is still kept, at another size."""
-        return told(images.get(image), image, size)
+    def answer_again(image: str, size: int | None = None, retention: str | None = None) -> dict[str, Any]:
+        """The same of a photograph that is still kept, at another size or with the other kind of retention."""
+        return told(images.get(image), image, size, retention)
 
     @app.get("/photograph")
     def photograph(image: str) -> Response:
@@ -143,15 +155,22 @@ def create_app(
 
     @app.get("/retained")
     def retained(
-        image: str, layer: int = -1, row: int | None = None, col: int | None = None, size: int | None = None
+        image: str,
+        layer: int = -1,
+        row: int | None = None,
+        col: int | None = None,
+        size: int | None = None,
+        retention: str | None = None,
     ) -> dict[str, Any]:
         """What a patch retains from every patch; without one the class token, or the last patch where there is none."""
         if (row is None) != (col is None):
             raise CannotAnswer(f"row={row} and col={col}, expected both of a patch, or neither.")
         query: Query | None = None if row is None or col is None else (row, col)
-        found = explorer.retained(images.get(image), layer, query, size)
+        kind = explorer.kind(retention)
+        found = explorer.retained(images.get(image), layer, query, size, kind)
         return {
             "layer": found.layer.number,
+            "retention": kind,
             "query": found.query,
             "grid": found.weights.shape[1:],
             "heads": found.weights.tolist(),
@@ -160,11 +179,12 @@ def create_app(
         }
 
     @app.get("/forms")
-    def forms(image: str, form: str, size: int | None = None) -> dict[str, Any]:
+    def forms(image: str, form: str, size: int | None = None, retention: str | None = None) -> dict[str, Any]:
         """The answer in another form of retention: what it costs, and how far its logits are from the others."""
-        cost = explorer.cost(images.get(image), form, size)
+        cost = explorer.cost(images.get(image), form, size, retention)
         return {
             "form": cost.form,
+            "retention": cost.retention,
             "size": cost.size,
             "milliseconds": 1e3 * cost.seconds,
             "peak_bytes": cost.peak_bytes,
@@ -172,6 +192,16 @@ def create_app(
             "answer": cost.answer,
             "probability": cost.probability,
         }
+
+    @app.get("/objects")
+    def objects(image: str, model: int, least: float = LEAST) -> dict[str, Any]:
+        """What a further model finds in the photograph, by its number among them, and a picture of that."""
+        if not 0 <= model < len(also):
+            known = f"0 to {len(also) - 1}" if also else "none: start vir serve with --also"
+            raise HTTPException(404, f"there is no further model {model}, expected {known}.")
+        kept_image = images.get(image)
+        with explorer.one_at_a_time:
+            return also[model].told(kept_image, least)
 
     return app
 

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +15,11 @@ from vir import ops
 from vir.answers import Classes
 from vir.checkpoint import Card
 from vir.demo.forms import FORMS
-from vir.layers.retention import set_form
+from vir.layers.retention import Retention, set_form
 from vir.predict import answer_to
+from vir.serve.kinds import retention_as
 from vir.serve.memory import peak_of_tensors, start_watching
-from vir.viz.fading import Query
+from vir.viz.fading import KINDS, Query
 from vir.viz.inside import check_classifier, chosen, device_of, pixels_of, retention_layers, square, whole
 from vir.viz.retained import Retained, retained
 
@@ -31,13 +34,14 @@ class CannotAnswer(ValueError):
 
 @dataclass(frozen=True)
 class Cost:
-    """One form at one size."""
+    """One form and kind of retention at one size."""
 
     form: ops.Form
+    retention: Retention
     size: int
     seconds: float
     peak_bytes: int
-    difference: float  # largest difference of the logits from those of the answer, form auto
+    difference: float  # largest difference of the logits from those of the same kind in form auto
     answer: str
     probability: float
 
@@ -49,14 +53,24 @@ class Explorer:
         check_classifier(card)
         self.model, self.card = model, card
         self.layers = retention_layers(model)
+        self.trained: Retention = self.layers[0].module.retention  # once: a question may change it for its time
         self.sizes = [card.size * times for times in range(1, LARGEST + 1)]
-        self._one_at_a_time = threading.Lock()
+        self.one_at_a_time = threading.Lock()
         start_watching()
 
-    def answer(self, image: Image.Image, size: int | None = None) -> Classes:
+    def kind(self, retention: str | None = None) -> Retention:
+        """The kind of retention that is asked for; the one of training if none is."""
+        if retention is None:
+            return self.trained
+        for kind in KINDS:
+            if kind == retention:
+                return kind
+        raise CannotAnswer(f"retention={retention!r}, expected {' or '.join(KINDS)}.")
+
+    def answer(self, image: Image.Image, size: int | None = None, retention: str | None = None) -> Classes:
         """All classes, the most probable first: the answer of vir predict."""
         side = self._checked(size)
-        with self._one_at_a_time:
+        with self._asked(retention):
             answer = answer_to(self.model, self.card, image, "photograph", top=len(self.card.classes), size=side)
         assert isinstance(answer, Classes)  # the task of the card was checked
         return answer
@@ -75,21 +89,28 @@ class Explorer:
         """Width and height of that, without its colours: of a large photograph they would take half a second."""
         return self.fitted(Image.new("1", image.size), size).size
 
-    def retained(self, image: Image.Image, layer: int, query: Query | None, size: int | None = None) -> Retained:
+    def retained(
+        self,
+        image: Image.Image,
+        layer: int,
+        query: Query | None,
+        size: int | None = None,
+        retention: str | None = None,
+    ) -> Retained:
         """What vir draw maps shows, of one layer."""
         layers = chosen(self.layers, [layer])
-        with self._one_at_a_time:
+        with self._asked(retention):
             pixels = pixels_of(self.fitted(image, size), self.card).to(device_of(self.model))
             return retained(self.model, pixels, layers, query)[0]
 
     @torch.inference_mode()
-    def cost(self, image: Image.Image, form: str, size: int | None = None) -> Cost:
+    def cost(self, image: Image.Image, form: str, size: int | None = None, retention: str | None = None) -> Cost:
         """The answer once more, computed in this form, with its time and memory."""
         if form not in FORMS:
             raise CannotAnswer(f"form={form!r}, expected one of {', '.join(FORMS)}.")
         side = self._checked(size)
         self._check_room(form, side)
-        with self._one_at_a_time:
+        with self._asked(retention) as kind:
             pixels = square(image, self.card, side).to(device_of(self.model))
             expected = self.model(pixels)
             try:
@@ -101,7 +122,14 @@ class Explorer:
         shares = logits.float().softmax(1)[0]
         best = int(shares.argmax())
         difference = (logits - expected).abs().max().item()
-        return Cost(form, side, seconds, peak, difference, self.card.classes[best], float(shares[best]))
+        return Cost(form, kind, side, seconds, peak, difference, self.card.classes[best], float(shares[best]))
+
+    @contextmanager
+    def _asked(self, retention: str | None) -> Iterator[Retention]:
+        """One question, when it is its turn, with this kind of retention."""
+        kind = self.kind(retention)
+        with self.one_at_a_time, retention_as(self.model, kind):
+            yield kind
 
     def _timed(self, pixels: Tensor) -> tuple[Tensor, float]:
         start = time.perf_counter()
@@ -136,13 +164,13 @@ class Explorer:
             "size": self.card.size,
             "sizes": self.sizes,
             "forms": FORMS,
+            "retention": self.trained,
             "crop": self.card.crop_pct,
             "layers": [
                 {
                     "number": layer.number,
                     "stride": layer.stride,
                     "heads": layer.module.heads,
-                    "retention": layer.module.retention,
                     "gamma": [round(value, 4) for value in layer.gamma.tolist()],
                 }
                 for layer in self.layers

@@ -8,7 +8,8 @@ let shown = null; // what /answer told of the photograph
 let picture = null; // the photograph itself, as the server understood it
 let found = null; // what /retained told
 let query = null; // [row, column] in the grid of the layer; null: whoever looks by default
-let asked = 0; // counts questions: an answer that comes too late is dropped
+let asked = 0; // counts questions about patches: an answer that comes too late is dropped
+let answers = 0; // the same of questions about the photograph
 
 async function ask(path, options) {
   let reply;
@@ -56,7 +57,7 @@ async function send(content, name) {
       throw new Error(`${name}: the file has ${content.size.toLocaleString("en")} bytes, expected at most ` +
         `${model.limits.bytes.toLocaleString("en")}. Make the photograph smaller.`);
     }
-    const start = performance.now();
+    const start = performance.now(), number = ++answers;
     let told;
     try {
       told = await ask(`answer?size=${model.size}`, { method: "POST", body: content });
@@ -64,14 +65,18 @@ async function send(content, name) {
       throw new Error(`${name}: ${error.message}`);
     }
     const seconds = (performance.now() - start) / 1000;
-    picture = await loaded(`photograph?image=${encodeURIComponent(told.image)}`);
+    const image = await loaded(`photograph?image=${encodeURIComponent(told.image)}`);
+    if (number !== answers) return;
+    picture = image;
     $("size").value = $("form-size").value = String(model.size);
     $("costs").replaceChildren();
+    $("scene").hidden = true; // it is of the photograph before
     query = null;
     called = name;
     tell(told, `answered in ${seconds.toFixed(2)} s`);
     for (const part of ["answer", "explore", "forms"]) $(part).hidden = false;
     await look();
+    await findAnew();
   });
 }
 
@@ -86,14 +91,44 @@ function loaded(address) {
 
 function tell(told, words) {
   shown = told;
+  chooseKind(told.retention);
   $("bars").replaceChildren(...told.classes.map(({ name, probability }) => {
     const bar = make("i");
     bar.style.width = `${100 * probability}%`;
     return make("li", {}, make("span", { textContent: name }), make("div", {}, bar),
       make("b", { textContent: `${(100 * probability).toFixed(1)} %` }));
   }));
-  $("answer-note").textContent = `${called} (${told.width} x ${told.height} px), ${words} at ${told.size} px. The model knows these ${told.classes.length} kinds of ` +
-    "things, and calls whatever it sees by one of their names.";
+  $("answer-note").textContent = `${called} (${told.width} x ${told.height} px), ${words} at ${told.size} px with ` +
+    `${told.retention.toUpperCase()} retention. The model knows these ${told.classes.length} kinds of things, and ` +
+    " calls whatever it sees by one of their names.";
+}
+
+// The kind of retention: the weights serve both, but only one was trained
+
+function chooseKind(kind) {
+  for (const button of document.getElementsByName("retention")) button.checked = button.value === kind;
+  const trained = model.retention.toUpperCase(), other = model.retention === "1d" ? "2D" : "1D";
+  $("kind-note").textContent = kind === model.retention
+    ? `The model was trained with ${trained}. Its weights serve ${other} as well, but it never learned to see so: ` +
+      "its answer may differ."
+    : `The model was trained with ${trained} and never learned to see with ${other}: with ${trained} its answer may ` +
+      "differ from this one.";
+}
+
+async function answerAgain(size, retention) {
+  const old = shown.grids[found.layer], number = ++answers;
+  let told;
+  try {
+    told = await asking("answer", { image: shown.image, size, retention });
+  } catch (error) {
+    chooseKind(shown.retention); // as long as there is no other answer, this one holds
+    $("size").value = String(shown.size);
+    throw error;
+  }
+  if (number !== answers) return;
+  tell(told, "answered");
+  query = moved(query, old, shown.grids[Number($("layer").value)]);
+  await look();
 }
 
 // What a patch retains
@@ -102,7 +137,8 @@ async function look() {
   const number = ++asked;
   const layer = Number($("layer").value);
   const where = query ? { row: query[0], col: query[1] } : {};
-  const told = await asking("retained", { image: shown.image, layer, size: shown.size, ...where });
+  const { image, size, retention } = shown;
+  const told = await asking("retained", { image, layer, size, retention, ...where });
   if (number !== asked) return;
   found = told;
   query = told.query === "class" ? null : told.query;
@@ -201,9 +237,9 @@ function draw() {
   const who = query ? `The patch in row ${query[0]}, column ${query[1]}` : `The class token (${own.toPrecision(3)} from itself)`;
   const values = weights(head).flat(), best = values.reduce((at, value, i) => (Math.abs(value) > Math.abs(values[at]) ? i : at), 0);
   $("told").textContent = `${who} of ${rows} x ${cols} patches (layer ${layer.number}, ${layer.stride} px each, ` +
-    `${layer.retention.toUpperCase()} retention) retains most from row ${Math.floor(best / cols)}, column ${best % cols}: ` +
+    `${found.retention.toUpperCase()} retention) retains most from row ${Math.floor(best / cols)}, column ${best % cols}: ` +
     `${values[best].toPrecision(3)}. Retention looks back: ` +
-    (layer.retention === "2d" ? "up and to the left." : "along this row and all rows above.");
+    (found.retention === "2d" ? "up and to the left." : "along this row and all rows above.");
   $("low").textContent = `−${most(head).toPrecision(2)}`;
   $("high").textContent = `+${most(head).toPrecision(2)}`;
 }
@@ -239,8 +275,9 @@ async function compute() {
   $("run").disabled = true;
   const size = $("form-size").value, form = $("form").value;
   await doing(`Computing at ${size} px, ${form} …`, async () => {
-    const cost = await asking("forms", { image: shown.image, form, size });
-    const cells = [cost.form, cost.size, `${cost.milliseconds.toFixed(0)} ms`, `${(cost.peak_bytes / 2 ** 20).toFixed(1)} MB`,
+    const cost = await asking("forms", { image: shown.image, form, size, retention: shown.retention });
+    const cells = [cost.form, cost.retention.toUpperCase(), cost.size, `${cost.milliseconds.toFixed(0)} ms`,
+      `${(cost.peak_bytes / 2 ** 20).toFixed(1)} MB`,
       cost.difference ? cost.difference.toExponential(1) : "0", `${cost.answer} ${(100 * cost.probability).toFixed(1)} %`];
     $("costs").append(make("tr", {}, ...cells.map((textContent) => make("td", { textContent }))));
   });
@@ -251,7 +288,8 @@ async function compute() {
 
 async function start() {
   model = await ask("model");
-  $("about").textContent = `${model.model}, trained at ${model.size} px, ${model.layers.length} layers of retention, on this machine.`;
+  $("about").textContent = `${model.model}, trained at ${model.size} px, ${model.layers.length} layers of ` +
+    `${model.retention.toUpperCase()} retention, on this machine.`;
   $("limits").textContent = `at most ${model.limits.bytes / 1e6} MB and ${model.limits.pixels / 1e6} megapixels`;
   const sizes = model.sizes.map((size) => [size, `${size} px`]);
   options($("layer"), model.layers.map((layer) => [layer.number, `${layer.number} (patches of ${layer.stride} px)`]));
@@ -260,6 +298,7 @@ async function start() {
   options($("form"), model.forms.map((form) => [form, form]));
   $("layer").value = String(model.layers.length - 1);
   scale();
+  tabs();
   $("examples").append(...model.examples.map((name) => {
     const address = `examples/${encodeURIComponent(name)}`;
     const button = make("button", { type: "button" }, make("img", { src: address, alt: "" }), make("span", { textContent: name }));
@@ -293,12 +332,12 @@ async function start() {
   $("head").onchange = draw;
   $("grid").onchange = draw;
   $("size").onchange = () => doing("Looking …", async () => {
-    const old = shown.grids[found.layer];
-    tell(await asking("answer", { image: shown.image, size: $("size").value }), "answered");
-    $("form-size").value = $("size").value;
-    query = moved(query, old, shown.grids[Number($("layer").value)]);
-    await look();
+    await answerAgain($("size").value, shown.retention);
+    $("form-size").value = String(shown.size);
   });
+  for (const button of document.getElementsByName("retention")) {
+    button.onchange = () => doing("Looking …", () => answerAgain(shown.size, button.value));
+  }
   $("run").onclick = compute;
 }
 
