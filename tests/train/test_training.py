@@ -145,6 +145,17 @@ def test_a_batch_in_parts_is_the_same_batch(data: Path, tmp_path: Path) -> None:
     assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-4)
 
 
+def test_every_form_learns_the_same(data: Path, tmp_path: Path) -> None:
+    curves = {}
+    for form in ("parallel", "chunkwise", "recurrent"):
+        train(replace(PLAIN, form=form), run_in(data, tmp_path / form), SILENT)
+        rows = csv.DictReader((tmp_path / form / "log.csv").open())
+        curves[form] = [float(row[name]) for row in rows for name in ("loss", "val_loss")]
+    assert curves["parallel"] == pytest.approx(curves["chunkwise"], rel=1e-4)
+    assert curves["parallel"] == pytest.approx(curves["recurrent"], rel=1e-4)
+    assert curves["parallel"] != curves["recurrent"], "sums in another order differ in their last digits"
+
+
 def test_workers_change_nothing(data: Path, tmp_path: Path) -> None:
     for workers in (0, 2):
         train(replace(SMALL, epochs=1), run_in(data, tmp_path / str(workers), workers=workers), SILENT)
@@ -225,6 +236,10 @@ def test_a_full_disk_keeps_the_last_checkpoint(data: Path, tmp_path: Path, monke
         ({"batch": 100}, "more than the 48 images"),
         ({"accumulate": 5}, "cannot be shared by 1 processes in 5 parts"),
         ({"batch": 9, "mixup": 0.5}, "need an even number"),
+        ({"tilt": 5.0}, "turns images"),
+        ({"quarter_turns": 0.5}, "turns images"),
+        ({"form": "parallel", "model": "resnet10t", "model_args": {}}, "ResNet has none"),
+        ({"form": "scan"}, "form='scan'"),
     ],
 )
 def test_settings_that_do_not_fit(changes: dict, says: str, data: Path, tmp_path: Path) -> None:

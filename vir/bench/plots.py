@@ -159,8 +159,11 @@ def streaming(rows: Rows, origin: dict[str, Any], file: Path) -> None:
             panel.plot(sizes, values, marker="o", color=colour, label=name)
             if ran and len(ran) < len(mine):
                 panel.plot(sizes[-1:], values[-1:], marker="x", markersize=14, color=colour)
+    measured = sorted({row["height"] * row["width"] / 1e6 for row in rows})
     for panel, title, unit in zip(panels, ("peak memory", "speed"), ("GB", "megapixels/s"), strict=True):
         panel.set(xscale="log", yscale="log", xlabel="megapixels", ylabel=unit, title=title)
+        panel.set_xticks(measured, [f"{size:,.0f}" for size in measured])
+        panel.minorticks_off()
     panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     _finish(figure, origin, file)
 

@@ -33,6 +33,10 @@ Recorded = Annotated[
     bool | None,
     typer.Option(help="Record a step once on a GPU and replay it: faster where a model is small for its GPU."),
 ]
+Form = Annotated[
+    Literal["auto", "parallel", "chunkwise", "recurrent", "scan", "kernel"] | None,
+    typer.Option(help="How retention is computed, to compare: the numbers are the same; auto takes the fastest."),
+]
 JudgedEvery = Annotated[int | None, typer.Option(help="Epochs between looks at the validation images.", min=1)]
 Set = Annotated[
     list[str] | None,
@@ -69,6 +73,7 @@ def train(
     precision: Precision = None,
     accumulate: Accumulate = None,
     augment: Augment = None,
+    form: Form = None,
     recorded: Recorded = None,
     judged_every: JudgedEvery = None,
     workers: Workers = WORKERS,
@@ -92,7 +97,7 @@ def train(
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
-        "recorded": recorded, "judged_every": judged_every,
+        "form": form, "recorded": recorded, "judged_every": judged_every,
         "model": model, "model_args": model_args,
     }  # fmt: skip
     chosen = _changed(base, changes)
@@ -119,6 +124,7 @@ def finetune(
     precision: Precision = None,
     accumulate: Accumulate = None,
     augment: Augment = None,
+    form: Form = None,
     recorded: Recorded = None,
     judged_every: JudgedEvery = None,
     workers: Workers = WORKERS,
@@ -150,7 +156,7 @@ def finetune(
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
-        "recorded": recorded, "judged_every": judged_every,
+        "form": form, "recorded": recorded, "judged_every": judged_every,
         "model": card.model, "model_args": base.model_args | _arguments(arguments),
     }  # fmt: skip
     chosen = _changed(base, changes)

@@ -26,7 +26,7 @@ from vir.data.loading import Share
 from vir.evaluate.measures import MEASURES
 from vir.train.logs import Log, Told
 from vir.train.recipes import Recipe
-from vir.train.setup import CannotTrain, Run, check_batch, plain, precision
+from vir.train.setup import CannotTrain, Run, check_batch, choose_form, plain, precision
 from vir.train.state import FILE, load_state, save_state, whole_weights
 from vir.train.tasks import TASKS
 from vir.train.tasks.base import Verdict
@@ -64,6 +64,7 @@ class Trainer:
         self.task = TASKS[recipe.task](recipe, run, self.device, self.share)
         self.steps = check_batch(recipe, len(self.task.sets["train"]), self.share)
         model, self.card = self.task.build()
+        choose_form(model, recipe.form)
         self.measure = MEASURES[self.card.task]
         if recipe.checkpointing:
             model.set_grad_checkpointing()

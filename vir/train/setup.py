@@ -9,6 +9,7 @@ import timm
 import torch
 from timm.data import Mixup, create_transform
 from timm.models import get_pretrained_cfg
+from torch import nn
 
 from vir.bench.measure import provenance
 from vir.checkpoint import Card, load_model
@@ -16,7 +17,8 @@ from vir.data.augment import Augment
 from vir.data.loading import Share
 from vir.data.sets import LabelledImages
 from vir.data.streams import StreamedImages
-from vir.layers.retention import stretch_decay
+from vir.layers.retention import MultiHeadRetention, set_form, stretch_decay
+from vir.ops import Form
 from vir.train.recipes import Decay, Recipe
 
 
@@ -69,8 +71,8 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
         raise CannotTrain("--augment device has no RandAugment, which this recipe asks for. Leave --augment workers.")
     if recipe.mosaic > 1:
         _check_mosaic(recipe, recipe.batch // parts)
-    if recipe.augment == "workers" and recipe.tilt:
-        raise CannotTrain(f"this recipe tilts images by {recipe.tilt} degrees, which --augment device does alone.")
+    if recipe.augment == "workers" and (recipe.tilt or recipe.quarter_turns):
+        raise CannotTrain("this recipe turns images, which --augment device does alone.")
     return images // recipe.batch
 
 
@@ -86,6 +88,18 @@ def _check_mosaic(recipe: Recipe, part: int) -> None:
             f"--batch {recipe.batch} gives each process {part} images at a time, expected a multiple of the "
             f"{recipe.mosaic**2} images of a mosaic."
         )
+
+
+def choose_form(model: nn.Module, form: Form) -> None:
+    """How retention is computed in training."""
+    if form == "auto":
+        return
+    if not any(isinstance(module, MultiHeadRetention) for module in model.modules()):
+        raise CannotTrain(f"--form {form} is of retention, and {type(model).__name__} has none. Leave it out.")
+    try:
+        set_form(model, form)
+    except ValueError as error:
+        raise CannotTrain(f"--form {form}: {error}") from None
 
 
 def build_classifier(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> tuple[Any, Card]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 from vir.checkpoint import BadCheckpoint, Card
-from vir.models import hvir, vir
+from vir.models import vir
 
 UNTOLD = ("img_size",)  # said by the size already
 
@@ -22,10 +22,6 @@ class Setting:
     size: int
     epochs: int
     rate: float
-
-    @property
-    def ours(self) -> bool:
-        return self.model in vir.SIZES or self.model in hvir.SIZES
 
     def argument(self, name: str) -> str | None:
         return dict(self.arguments).get(name)
@@ -82,18 +78,14 @@ def _setting(card: Card) -> Setting:
 
 def with_ablations(found: Sequence[Accuracy]) -> list[Accuracy]:
     """A ViR and the same with one part of it changed, as in the paper's study of components; none without changes."""
+
+    def budget(one: Accuracy) -> tuple[str, str, int, int]:
+        setting = one.setting
+        return setting.data, setting.model, setting.size, setting.epochs
+
     changed = [one for one in found if one.setting.argument("ablation")]
-    alike = {(one.setting.data, one.setting.model, one.setting.size, one.setting.epochs) for one in changed}
-    base = [
-        one
-        for one in found
-        if not one.setting.arguments and (one.setting.data, one.setting.model, *_budget(one)) in alike
-    ]
-    return base + changed
-
-
-def _budget(one: Accuracy) -> tuple[int, int]:
-    return one.setting.size, one.setting.epochs
+    alike = {budget(one) for one in changed}
+    return [one for one in found if not one.setting.arguments and budget(one) in alike] + changed
 
 
 def by_size(found: Sequence[Accuracy]) -> dict[str, list[tuple[int, float]]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vir.checkpoint import Task
+from vir.ops import Form
 
 Precision = Literal["auto", "no", "bf16", "fp16"]
 Decay = Literal["keep", "rescale"]
@@ -46,6 +47,7 @@ class Recipe:
     augment: Where = "workers"  # or on the device, from images held there: for small sets, without RandAugment
     mosaic: int = 1  # images of a side laid side by side, of which a ViR learns every patch: to draw maps by streaming
     drop_path: float | None = None
+    form: Form = "auto"  # of retention, to compare them: all give the same numbers
     precision: Precision = "auto"  # bf16 on a GPU that has it, full on a CPU
     accumulate: int = 1  # parts of a batch, where the whole does not fit
     checkpointing: bool = False  # of activations: less memory, more time
