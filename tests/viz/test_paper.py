@@ -140,6 +140,19 @@ def test_all_in_one_folder(runs: Path, tmp_path: Path) -> None:
     assert "hardware some GPU" in index
 
 
+def test_what_was_measured_again_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_benchmarks(tmp_path / "results")
+    again = json.loads((tmp_path / "results" / "models.json").read_text())
+    for row in again["rows"]:
+        row["images_per_second"] *= 2
+    (tmp_path / "results" / "models_again.json").write_text(json.dumps(again))
+    figures = []
+    monkeypatch.setattr(paper.plots, "_finish", lambda figure, *_: figures.append(figure))
+    paper.throughput(tmp_path, paper.Sources(None, None, {}, paper.read_benchmarks(tmp_path / "results")))  # type: ignore[arg-type]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figures[0].axes[0].get_lines()}
+    assert lines["ViT-B/16"] == [[224, 4e5 / 224], [1024, 4e5 / 1024]]
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     answer = CliRunner().invoke(app, ["draw", "paper", "--out", str(tmp_path / "file" / "paper")])
