@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vir.ops.triton import grid as kernels_2d
 from vir.ops.triton import lines, sequence
-from vir.ops.triton.runner import Numbers, Step
+from vir.ops.triton.runner import Numbers, Step, compile_together
 from vir.ops.triton.settings import (
     LINES,
     WALK,
@@ -378,6 +378,9 @@ def grid(
     if plan.states is not None and plan.rows is not None:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = torch.empty(plan.states, device=q.device, dtype=kept)
+        if plan.tiles.binary is None:
+            with_states = (plan.rows, (k, v, states, gamma)), (plan.join, (states, gamma))
+            compile_together(*with_states, (plan.tiles, (q, k, v, out, states, gamma)))
         plan.rows.run(k, v, states, gamma)
         if plan.join is not None:
             plan.join.run(states, gamma)

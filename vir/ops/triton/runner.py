@@ -1,5 +1,6 @@
 """Start kernels with as little work on the host as possible: small models wait for the host, not for the GPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,17 +36,26 @@ class Step:
         if not self.interpreted and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self.run(*tensors)
-        elif self.binary is not None:
-            self.binary[self.grid](*tensors, *self.values)
+        elif self.interpreted:
+            self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
         else:
-            self._first_run(tensors)
+            if self.binary is None:
+                self.compile(*tensors)
+            self.binary[self.grid](*tensors, *self.values)
 
-    def _first_run(self, tensors: tuple[Tensor, ...]) -> None:
-        """Compiles what is not known yet, and runs it."""
+    def compile(self, *tensors: Tensor) -> None:
+        """Without running it."""
         warps, stages, registers = self.schedule
-        options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
-        binary = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **options)
-        if not self.interpreted:
-            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self.values = *self.numbers, *(self.constants[name] for name in names)
-            self.binary = binary
+        options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, "grid": self.grid}
+        with torch.cuda.device(tensors[0].device):  # a thread of its own would compile for the first GPU
+            self.binary = self.kernel.warmup(*tensors, *self.numbers, **self.constants, **options)
+        names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+        self.values = *self.numbers, *(self.constants[name] for name in names)
+
+
+def compile_together(*steps: tuple[Step | None, tuple[Tensor, ...]]) -> None:
+    """What a first call has to compile, side by side: it is then as fast as the slowest of them."""
+    new = [(step, tensors) for step, tensors in steps if step and step.binary is None and not step.interpreted]
+    if len(new) > 1:
+        with ThreadPoolExecutor(len(new)) as pool:
+            list(pool.map(lambda one: one[0].compile(*one[1]), new))
