@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vir.ops.triton import grid as kernels_2d
 from vir.ops.triton import lines, sequence
-from vir.ops.triton.runner import Numbers, Step, compile_together
+from vir.ops.triton.runner import Call, Numbers, Step, run_in_turn
 from vir.ops.triton.settings import (
     LINES,
     WALK,
@@ -120,12 +120,12 @@ class Starts(NamedTuple):
     made: Step
     joined: Step
 
-    def run(self, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor | None, end: Tensor | None) -> Tensor:
+    def into(
+        self, states: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor | None, end: Tensor | None
+    ) -> tuple[Call, Call]:
         """The final state goes into `end`, if there is one."""
-        states = torch.empty(self.shape, device=k.device)
-        self.made.run(k, v, states, gamma)
-        self.joined.run(states, states if state is None else state, states if end is None else end, gamma)
-        return states
+        joined = states, states if state is None else state, states if end is None else end, gamma
+        return (self.made, (k, v, states, gamma)), (self.joined, joined)
 
 
 def _starts(
@@ -176,9 +176,12 @@ def walk(
     )  # fmt: skip
     out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
     end = torch.empty(b, h, dk, dv, device=q.device) if final else None
+    before: tuple[Call, ...] = ()
     if plan.starts is not None:
-        state = plan.starts.run(k, v, gamma, state, end)
-    plan.step.run(q, k, v, out, out if state is None else state, out if end is None else end, gamma)
+        states = torch.empty(plan.starts.shape, device=k.device)
+        before, state = plan.starts.into(states, k, v, gamma, state, end), states
+    last = q, k, v, out, out if state is None else state, out if end is None else end, gamma
+    run_in_turn(*before, (plan.step, last))
     return out, gamma.new_empty(0) if end is None else end
 
 
@@ -234,9 +237,12 @@ def walk_back(
     dk = torch.empty(k.shape, device=k.device, dtype=k.dtype)
     dv = torch.empty(v.shape, device=v.device, dtype=v.dtype)
     end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if first else None
+    before: tuple[Call, ...] = ()
     if plan.starts is not None:
-        state = plan.starts.run(q, grad, gamma, state, end)
-    plan.step.run(q, k, v, grad, dk, dv, dk if state is None else state, dk if end is None else end, gamma)
+        states = torch.empty(plan.starts.shape, device=k.device)
+        before, state = plan.starts.into(states, q, grad, gamma, state, end), states
+    last = q, k, v, grad, dk, dv, dk if state is None else state, dk if end is None else end, gamma
+    run_in_turn(*before, (plan.step, last))
     return dk, dv, gamma.new_empty(0) if end is None else end
 
 
@@ -374,17 +380,14 @@ def grid(
         _look(q), _look(k), _look(v), _look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
     )  # fmt: skip
     out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=out_dtype)
-    states = out
+    states, before = out, list[Call]()
     if plan.states is not None and plan.rows is not None:
         kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = torch.empty(plan.states, device=q.device, dtype=kept)
-        if plan.tiles.binary is None:
-            with_states = (plan.rows, (k, v, states, gamma)), (plan.join, (states, gamma))
-            compile_together(*with_states, (plan.tiles, (q, k, v, out, states, gamma)))
-        plan.rows.run(k, v, states, gamma)
+        before = [(plan.rows, (k, v, states, gamma))]
         if plan.join is not None:
-            plan.join.run(states, gamma)
-    plan.tiles.run(q, k, v, out, states, gamma)
+            before.append((plan.join, (states, gamma)))
+    run_in_turn(*before, (plan.tiles, (q, k, v, out, states, gamma)))
     return out
 
 

@@ -53,9 +53,15 @@ class Step:
         self.values = *self.numbers, *(self.constants[name] for name in names)
 
 
-def compile_together(*steps: tuple[Step | None, tuple[Tensor, ...]]) -> None:
-    """What a first call has to compile, side by side: it is then as fast as the slowest of them."""
-    new = [(step, tensors) for step, tensors in steps if step and step.binary is None and not step.interpreted]
-    if len(new) > 1:
+Call = tuple[Step, tuple[Tensor, ...]]
+
+
+def run_in_turn(*calls: Call) -> None:
+    """What a first run has to compile is compiled side by side: that takes as long as its slowest kernel."""
+    last, _ = calls[-1]
+    if len(calls) > 1 and last.binary is None and not last.interpreted:
+        new = [(step, tensors) for step, tensors in calls if step.binary is None]
         with ThreadPoolExecutor(len(new)) as pool:
-            list(pool.map(lambda one: one[0].compile(*one[1]), new))
+            list(pool.map(lambda call: call[0].compile(*call[1]), new))
+    for step, tensors in calls:
+        step.run(*tensors)
