@@ -73,6 +73,15 @@ def test_sixteen_bits_and_another_decay() -> None:
     assert not torch.allclose(answer, whole(model, pixels)[1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("retention", ["1d", "2d"])
+def test_a_model_without_positions(retention: str) -> None:
+    model, pixels = made(retention=retention, pos_embed="none"), photograph(45, 56)
+    assert model.pos_embed is None
+    assert "pos_embed" not in model.state_dict()
+    *_, answer = stream(model, ArrayReader(pixels), band_rows=2, mean=MEAN, std=STD)
+    torch.testing.assert_close(answer, whole(model, pixels)[1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("grid", [(4, 4), (9, 5), (3, 40), (1, 1), (257, 2)])
 def test_positions_by_band_are_those_of_the_whole(grid: tuple[int, int]) -> None:
     learned = torch.randn(1, 4 * 4, 6)

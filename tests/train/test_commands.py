@@ -44,13 +44,18 @@ def told(arguments: list[str], code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-def test_the_accuracy_told_after_training_is_the_one_that_evaluate_tells(trained: Path, data: Path) -> None:
+def test_the_accuracy_told_after_training_is_the_one_that_evaluate_tells(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
     card = json.loads(trained.with_suffix(".json").read_text())
     said = told(["evaluate", str(trained), "--data", str(data), "--workers", "0"])
     assert float(re.search(r"top-1 ([\d.]+) %", said).group(1)) == pytest.approx(card["metrics"]["top1"], abs=0.005)
     assert "on 16 images" in said
-    larger = ["--size", "64", "--decay", "rescale", "--workers", "0"]
+    larger = ["--size", "64", "--decay", "rescale", "--workers", "0", "--json", str(tmp_path / "figures.json")]
     assert "at 64 px" in told(["evaluate", str(trained), "--data", str(data), *larger])
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["trained_size"], figures["size"], figures["decay"]) == (card["size"], 64, "rescale")
+    assert {"model": card["model"], "images": 16}.items() <= figures.items()
 
 
 def test_predict_answers_and_names_what_it_cannot_read(trained: Path, data: Path, tmp_path: Path) -> None:

@@ -105,3 +105,40 @@ def test_mistakes(arguments: list[str], says: str) -> None:
     result = run(app, ["draw", *arguments])
     assert result.exit_code == 2
     assert says in words(result.output)
+
+
+def log(folder: Path, scores: list[str], column: str = "val_top1") -> Path:
+    folder.mkdir()
+    lines = [f"{epoch},{2 / epoch},{score}" for epoch, score in enumerate(scores, 1)]
+    (folder / "log.csv").write_text("\n".join([f"epoch,loss,{column}", *lines, ""]))
+    return folder
+
+
+def test_curves_of_several_trainings(tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    one, other = log(tmp_path / "one", ["50", "", "70.5"]), log(tmp_path / "other", ["", "61.25"])
+    result = run(app, ["draw", "curves", str(one), str(other / "log.csv"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "70.50" in result.stdout
+    assert "61.25" in result.stdout
+    with Image.open(out) as both:
+        wide = both.size
+    assert wide[0] > 1000
+
+
+@pytest.mark.parametrize(
+    ("scores", "column", "says"),
+    [
+        ([], "val_top1", "no complete epoch"),
+        (["", ""], "val_top1", "score in common"),
+        (["1"], "val_miou", "in common"),
+    ],
+)
+def test_trainings_that_cannot_be_compared(tmp_path: Path, scores: list[str], column: str, says: str) -> None:
+    runs = [log(tmp_path / "one", ["50"]), log(tmp_path / "other", scores, column)]
+    result = run(app, ["draw", "curves", *map(str, runs), "--out", str(tmp_path / "curves.png")])
+    assert result.exit_code == 2
+    assert says in words(result.output)
+    result = run(app, ["draw", "curves", str(tmp_path), "--out", str(tmp_path / "curves.png")])
+    assert "holds no log" in words(result.output)
+    assert not (tmp_path / "curves.png").exists()

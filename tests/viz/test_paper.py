@@ -14,7 +14,7 @@ from vir.checkpoint import Card
 from vir.cli import app
 from vir.viz import paper
 from vir.viz.exhibits import Exhibit, Table, page
-from vir.viz.runs import accuracies, by_size, with_ablations
+from vir.viz.runs import accuracies, by_size, untrained_at, with_ablations
 
 ORIGIN = {"hardware": "some GPU", "commit": "abc"}
 
@@ -73,6 +73,18 @@ def test_components_stand_beside_the_same_model_without_changes(runs: Path) -> N
 
 def test_sizes_of_one_model_make_a_line(runs: Path) -> None:
     assert by_size(accuracies(runs)) == {"vir_tiny_patch16_224, 1D, pets": [(128, 71.0), (160, 75.0)]}
+
+
+def test_sizes_that_a_model_was_not_trained_at_make_a_line_for_each_decay(tmp_path: Path) -> None:
+    judged = {"model": "vir_tiny_patch16_224", "model_args": {"patch_size": 8, "retention": "2d"}, "data": "pets"}
+    for size, decay, top1 in ((160, "keep", 60.0), (128, "keep", 70.0), (128, "rescale", 71.0)):
+        told = {**judged, "size": size, "decay": decay, "top1": top1}
+        (tmp_path / f"{size}_{decay}.json").write_text(json.dumps(told))
+    other = {**judged, "model": "hvir_tiny", "size": 1, "decay": "keep", "top1": 1.0}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    (tmp_path / "list.json").write_text("[1]")
+    name = "vir_tiny_patch16_224 with patches of 8 px, 2D, pets"
+    assert untrained_at(tmp_path) == {(name, "keep"): [(128, 70.0), (160, 60.0)], (name, "rescale"): [(128, 71.0)]}
 
 
 def test_a_folder_that_is_not_there_has_nothing(tmp_path: Path) -> None:

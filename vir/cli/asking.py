@@ -24,7 +24,9 @@ def evaluate(
     batch: Annotated[int, typer.Option(help="Images at a time, in classification.", min=1)] = 64,
     void: Void = None,
     workers: Workers = WORKERS,
-    out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures, and what was judged, to this file.")
+    ] = None,
 ) -> None:
     """Tell how good a trained model is on images that it has not seen."""
     from vir.checkpoint import BadCheckpoint, load_model
@@ -52,7 +54,11 @@ def evaluate(
     for line in verdict.unreadable:
         console.print(f"not read: {line}", highlight=False)
     if out is not None:
-        out.write_text(json.dumps(metrics, indent=1))
+        told_of = {
+            "checkpoint": str(checkpoint), "model": card.model, "model_args": card.model_args, "data": Path(data).name,
+            "trained_size": card.size, "size": size or card.size, "decay": decay,
+        }  # fmt: skip
+        out.write_text(json.dumps({**told_of, **metrics}, indent=1) + "\n")
 
 
 def export(

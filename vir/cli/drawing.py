@@ -9,7 +9,7 @@ from rich.table import Table
 from vir import weights
 from vir.cli.shared import Sizes, console, fail
 
-draw = typer.Typer(help="Draw what retention sees: masks, maps, horizons, shifts.", no_args_is_help=True)
+draw = typer.Typer(help="Draw what retention sees, and how trainings went.", no_args_is_help=True)
 SHOWN = 3  # photographs, where none are named
 
 
@@ -208,6 +208,26 @@ def shift(
 
 
 @draw.command()
+def curves(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of trainings, or their logs (.csv).")],
+    out: Out = Path("curves.png"),
+) -> None:
+    """Draw the curves of several trainings in one picture, to compare them."""
+    from vir.train.compare import draw_curves
+    from vir.viz.style import CannotDraw
+
+    try:
+        best = draw_curves(out, runs)
+    except CannotDraw as error:
+        fail(str(error))
+    table = Table("run", "best %")
+    for name, score in best.items():
+        table.add_row(name, f"{score:.2f}")
+    console.print(table)
+    console.print(f"the picture: {out}", highlight=False)
+
+
+@draw.command()
 def paper(
     images: Annotated[
         list[Path] | None, typer.Argument(help="Your photographs; scikit-image's by default.", show_default=False)
@@ -222,14 +242,14 @@ def paper(
     from vir.data.images import UnreadableImage, open_image
     from vir.demo.photographs import NoPhotographs, photographs
     from vir.viz.paper import INDEX, Sources, make_paper, read_benchmarks
-    from vir.viz.runs import accuracies
+    from vir.viz.runs import accuracies, untrained_at
     from vir.viz.style import CannotDraw
 
     try:
         files = {path.name: path for path in images} if images else dict(list(photographs().items())[:SHOWN])
         pictures = {name: open_image(file) for name, file in files.items()}
         model, card = load_model(checkpoint)
-        sources = Sources(model, card, pictures, read_benchmarks(results), accuracies(runs))
+        sources = Sources(model, card, pictures, read_benchmarks(results), accuracies(runs), untrained_at(runs))
         with console.status("") as status:
             exhibits = make_paper(out, sources, status.update)
     except (BadCheckpoint, CannotDraw, NoPhotographs, UnreadableImage) as error:

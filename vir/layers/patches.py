@@ -9,8 +9,10 @@ Grid = tuple[int, int]  # rows, cols
 
 
 @register_notrace_function
-def add_positions(patches: Tensor, positions: Tensor, trained_grid: Grid) -> Tensor:
-    """Add learned positions, resampled when the image has another size than the one they were learned at."""
+def add_positions(patches: Tensor, positions: Tensor | None, trained_grid: Grid) -> Tensor:
+    """Add learned positions, if there are any, resampled when the image has another size than they were learned at."""
+    if positions is None:
+        return patches.flatten(1, 2)
     rows, cols = patches.shape[1], patches.shape[2]
     positions = resample_abs_pos_embed(positions, (rows, cols), trained_grid, num_prefix_tokens=0)
     return patches.flatten(1, 2) + positions  # b n c

@@ -25,6 +25,7 @@ from vir.layers.retention import Retention, set_form
 from vir.models.contract import check_output_fmt, init_linear, take_indices
 
 Pool = Literal["token", "avg", ""]
+Positions = Literal["learn", "none"]  # none: nothing is learned about places, for maps of any size
 
 
 class VisionRetention(nn.Module):
@@ -42,6 +43,7 @@ class VisionRetention(nn.Module):
         heads: int = 12,
         retention: Retention = "1d",
         ablation: Ablation | None = None,
+        pos_embed: Positions = "learn",
         init_values: float | None = 1e-5,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
@@ -62,7 +64,10 @@ class VisionRetention(nn.Module):
             img_size, patch_size, in_chans, embed_dim, output_fmt="NHWC",
             strict_img_size=False, dynamic_img_pad=True, **dd,
         )  # fmt: skip
-        self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim, **dd))
+        if pos_embed not in ("learn", "none"):
+            raise ValueError(f"pos_embed={pos_embed!r}, expected 'learn' or 'none'.")
+        positions = torch.empty(1, self.patch_embed.num_patches, embed_dim, **dd)
+        self.pos_embed = nn.Parameter(positions) if pos_embed == "learn" else None
         has_class_token = ablation != "no_class_token"
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd)) if has_class_token else None
         default_pool: Pool = "token" if has_class_token else "avg"
@@ -94,7 +99,8 @@ class VisionRetention(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        trunc_normal_(self.pos_embed, std=0.02)
+        if self.pos_embed is not None:
+            trunc_normal_(self.pos_embed, std=0.02)
         if self.cls_token is not None:
             nn.init.normal_(self.cls_token, std=1e-6)
         self.apply(init_linear)
@@ -107,6 +113,8 @@ class VisionRetention(nn.Module):
         """Move the learned positions to another image size, to train on there."""
         trained_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
+        if self.pos_embed is None:
+            return
         with torch.no_grad():
             self.pos_embed = nn.Parameter(
                 resample_abs_pos_embed(self.pos_embed, self.patch_embed.grid_size, trained_grid, num_prefix_tokens=0)
@@ -229,7 +237,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: VisionRetention) 
     if weight is not None and weight.shape[-2:] != model.patch_embed.proj.weight.shape[-2:]:
         state_dict["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     positions = state_dict.get("pos_embed")
-    if positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
+    if model.pos_embed is not None and positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
         side = isqrt(positions.shape[1])
         if side * side != positions.shape[1]:
             raise ValueError(

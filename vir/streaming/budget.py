@@ -44,15 +44,15 @@ def fixed_bytes(model: VisionRetention, cols: int, in_use: int) -> int:
 
 def row_bytes(model: VisionRetention, cols: int) -> int:
     """What a run needs for each row of patches in a band."""
-    patch = model.patch_embed.patch_size[0] ** 2 * 3
-    size = model.pos_embed.element_size()
-    token = WIDTHS.get(model.pos_embed.device.type, 18) * model.embed_dim * size + patch * 5 + 4 * model.num_classes
+    patch, weight = model.patch_embed.patch_size[0] ** 2 * 3, model.patch_embed.proj.weight
+    width = WIDTHS.get(weight.device.type, 18) * model.embed_dim * weight.element_size()
+    token = width + patch * 5 + 4 * model.num_classes
     return cols * token
 
 
 def rows_within(model: VisionRetention, cols: int, budget: int, most: int) -> int:
     """Rows of patches of a band, at most so many."""
-    fixed, row = fixed_bytes(model, cols, memory_in_use(model.pos_embed.device)), row_bytes(model, cols)
+    fixed, row = fixed_bytes(model, cols, memory_in_use(model.patch_embed.proj.weight.device)), row_bytes(model, cols)
     rows = (budget - fixed) // row
     if rows < 1:
         layer: Any = model.blocks[0].retention

@@ -57,13 +57,15 @@ class Streamer:
         if height < 1 or width < 1:
             raise CannotStream(f"the image is {height} x {width} px: expected at least one pixel.")
         self.model = model.eval()
-        self.device = model.pos_embed.device
-        self.dtype = model.pos_embed.dtype
+        weight = model.patch_embed.proj.weight
+        self.device, self.dtype = weight.device, weight.dtype
         self.patch = model.patch_embed.patch_size[0]
         self.height, self.width = height, width
         self.grid = -(-height // self.patch), -(-width // self.patch)
         self.pool = _check_pool(model, pool)
-        self.positions = Positions(model.pos_embed, model.patch_embed.grid_size, self.grid)
+        self.positions = None
+        if model.pos_embed is not None:
+            self.positions = Positions(model.pos_embed, model.patch_embed.grid_size, self.grid)
         self.mean, self.std = (torch.tensor(x, device=self.device)[:, None, None] for x in (mean, std))
         self.row = 0  # of patches: how far it has come
         self.states: list[Tensor | None] = [None] * len(model.blocks)
@@ -75,8 +77,9 @@ class Streamer:
         top = self.row
         rows = -(-pixels.shape[0] // self.patch)
         self._check_band(pixels, rows)
-        patches = self.model.patch_embed(self._normalized(pixels))
-        x = patches.flatten(1, 2) + self.positions.of_rows(top, top + rows)
+        x = self.model.patch_embed(self._normalized(pixels)).flatten(1, 2)
+        if self.positions is not None:
+            x = x + self.positions.of_rows(top, top + rows)
         for i, block in enumerate(self.model.blocks):
             x, self.states[i] = block.stream(x, self.grid[1], self.states[i])  # type: ignore[operator]
         x = self.model.norm(x)[0]

@@ -1,6 +1,5 @@
 """Pictures of a training run: its curves, what it mixes up, and its worst mistakes."""
 
-import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,18 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from vir.train.history import SCORES, Points, Row, points_of, read_log
+
 # Okabe and Ito's colours: told apart by colour-blind readers and in grey.
 BLUE, ORANGE, VERMILION, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
 DPI = 150
-
-# What a task is judged by, in per cent: the first decides which model is best.
-SCORES = {
-    "val_top1": "validation top-1", "val_mask_ap": "validation mask AP", "val_box_ap": "validation box AP",
-    "val_miou": "validation mIoU", "val_pixel_accuracy": "validation pixels right",
-}  # fmt: skip
-DRAWN = ("epoch", "step", "lr", "loss", "train_top1", "val_loss", *SCORES)
-Row = dict[str, float]
-Points = list[tuple[float, float]]
 
 LONGEST_NAME = 24
 MOST_COUNTED, MOST_NAMED = 20, 60  # classes: beyond these, numbers and names are too small to read
@@ -32,15 +24,15 @@ THUMBNAIL, ACROSS, DOWN = 1.6, 1.75, 2.15  # inches: a picture, and from one to 
 
 def curves(log: Path, file: Path) -> None:
     """Loss, learning rate and accuracy against the epoch, with the best validation marked."""
-    rows = _rows(log)
+    rows = read_log(log)
     if not rows:
         return _note("no epoch has finished yet", file)
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(10, 4), sharex=True, layout="constrained")
     figure.get_layout_engine().set(wspace=0.06)
-    _draw(left, _points(rows, "loss"), VERMILION, "training loss")
-    _draw(left, _points(rows, "val_loss"), BLUE, "validation loss")
+    _draw(left, points_of(rows, "loss"), VERMILION, "training loss")
+    _draw(left, points_of(rows, "val_loss"), BLUE, "validation loss")
     left.set_ylabel("loss")
-    rate = _learning_rate(left, _points(rows, "lr"))
+    rate = _learning_rate(left, points_of(rows, "lr"))
     _accuracy(right, rows)
     if len({row["epoch"] for row in rows}) == 1:
         left.set_xlim(rows[0]["epoch"] - 1, rows[0]["epoch"] + 1)  # by itself the axis would count in hundredths
@@ -54,29 +46,6 @@ def curves(log: Path, file: Path) -> None:
         named = [line for line in lines if not line.get_label().startswith("_")]
         panel.legend(handles=named, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, borderaxespad=0.2)
     _save(figure, file)
-
-
-def _rows(log: Path) -> list[Row]:
-    """The complete lines of a log; a step that was repeated after a restart counts as it went the last time."""
-    with log.open(newline="", encoding="utf-8", errors="replace") as lines:
-        rows = [row for line in csv.DictReader(lines) if (row := _row(line))]
-    return list({(row["epoch"], row.get("step")): row for row in rows}.values())
-
-
-def _row(line: dict[str, str]) -> Row:
-    """The numbers of a line, without its empty fields; nothing if it was cut off."""
-    if None in line or None in line.values():  # csv's way to say: too many fields, too few
-        return {}
-    try:
-        row = {name: float(line[name]) for name in DRAWN if line.get(name)}
-    except ValueError:
-        return {}
-    return row if "epoch" in row else {}
-
-
-def _points(rows: list[Row], name: str) -> Points:
-    # A loss of nan or inf would take the scale of the panel with it.
-    return [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
 def _draw(panel: Any, points: Points, colour: str, label: str, **style: Any) -> list[Any]:
@@ -105,8 +74,8 @@ def _learning_rate(panel: Any, points: Points) -> list[Any]:
 
 
 def _accuracy(panel: Any, rows: list[Row]) -> None:
-    training = _points(rows, "train_top1")
-    scores = {words: points for name, words in SCORES.items() if (points := _points(rows, name))}
+    training = points_of(rows, "train_top1")
+    scores = {words: points for name, words in SCORES.items() if (points := points_of(rows, name))}
     _draw(panel, training, VERMILION, "training top-1")
     for (words, points), colour in zip(scores.items(), (BLUE, GREEN), strict=False):
         _draw(panel, points, colour, words)

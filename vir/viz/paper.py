@@ -23,7 +23,7 @@ from vir.viz.horizon import draw_horizon, reaches
 from vir.viz.inside import check_classifier, retention_layers
 from vir.viz.maps import draw_maps
 from vir.viz.masks import draw_masks
-from vir.viz.runs import Accuracy, by_size, with_ablations
+from vir.viz.runs import Accuracy, Line, by_size, with_ablations
 from vir.viz.shift import draw_shifts
 from vir.viz.style import BLUE, COLOUR_OF, CannotDraw, caption, figure_to
 
@@ -49,6 +49,7 @@ class Sources:
     photographs: dict[str, Image.Image]
     benchmarks: list[dict[str, Any]] = field(default_factory=list)  # as vir bench wrote them
     trained: list[Accuracy] = field(default_factory=list)
+    untrained: dict[tuple[str, str], Line] = field(default_factory=dict)  # at other sizes, by model and kind of decay
 
     def measured(self, kind: Callable, wanted: Callable[[dict[str, Any]], bool]) -> Measured:
         """The rows that one kind of plot draws, if they are wanted."""
@@ -148,11 +149,15 @@ def accuracy_and_resolution(folder: Path, sources: Sources) -> Exhibit:
             "with the folder of their cards."
         )
         return Exhibit(title, words)
+    styles = {"": "-", "keep": "--", "rescale": ":"}
+    drawn = {(name, ""): points for name, points in lines.items()}
+    drawn |= {(name, decay): points for (name, decay), points in sources.untrained.items() if name in lines}
     with figure_to(folder / "resolution.png", 8, 4.5) as figure:
         panel = figure.subplots()
-        for name, points in lines.items():
-            kind = name.split(", ")[1].lower()
-            panel.plot(*zip(*points, strict=True), marker="o", color=COLOUR_OF.get(kind, BLUE), label=name)
+        for (name, decay), points in drawn.items():
+            colour = COLOUR_OF.get(name.split(", ")[1].lower(), BLUE)
+            label = f"not fine-tuned, decay {'kept' if decay == 'keep' else 'rescaled'}" if decay else name
+            panel.plot(*zip(*points, strict=True), marker="o", color=colour, label=label, linestyle=styles[decay])
         panel.set(xlabel="pixels of a side", ylabel="top-1 %")
         panel.grid()
         panel.legend()

@@ -10,6 +10,7 @@ from vir.checkpoint import BadCheckpoint, Card
 from vir.models import vir
 
 UNTOLD = ("img_size",)  # said by the size already
+Line = list[tuple[int, float]]  # size, accuracy
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,31 @@ def with_ablations(found: Sequence[Accuracy]) -> list[Accuracy]:
     return [one for one in found if not one.setting.arguments and budget(one) in alike] + changed
 
 
-def by_size(found: Sequence[Accuracy]) -> dict[str, list[tuple[int, float]]]:
+def by_size(found: Sequence[Accuracy]) -> dict[str, Line]:
     """Accuracy against resolution of each plain ViR that was trained or fine-tuned at several sizes."""
     lines: dict[str, dict[int, float]] = {}
     for one in found:
         if one.setting.model in vir.SIZES and not one.setting.argument("ablation"):
-            kind = one.setting.argument("retention") or "1d"
-            patch = one.setting.argument("patch_size")
-            name = f"{one.setting.model}{f' with patches of {patch} px' if patch else ''}, {kind.upper()}"
-            best = lines.setdefault(f"{name}, {one.setting.data}", {})
+            best = lines.setdefault(_line_name(one.setting.model, dict(one.setting.arguments), one.setting.data), {})
             best[one.setting.size] = max(one.mean, best.get(one.setting.size, 0.0))
     return {name: sorted(line.items()) for name, line in lines.items() if len(line) > 1}
+
+
+def _line_name(model: str, arguments: dict[str, str], data: str) -> str:
+    patch = arguments.get("patch_size")
+    patches = f" with patches of {patch} px" if patch else ""
+    return f"{model}{patches}, {arguments.get('retention', '1d').upper()}, {data}"
+
+
+def untrained_at(folder: Path) -> dict[tuple[str, str], Line]:
+    """What `vir evaluate --json` found of ViRs at sizes that they were not trained at, by model and kind of decay."""
+    lines: dict[tuple[str, str], dict[int, float]] = {}
+    for file in sorted(folder.rglob("*.json")):
+        try:
+            found = json.loads(file.read_text())
+            name = _line_name(found["model"], found["model_args"], found["data"]), found["decay"]
+            if found["model"] in vir.SIZES:
+                lines.setdefault(name, {})[found["size"]] = found["top1"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # something else
+    return {name: sorted(line.items()) for name, line in lines.items()}
