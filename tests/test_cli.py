@@ -107,7 +107,7 @@ def test_bench_forms_compares_auto_with_the_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("command", ["ops", "models", "hvir"])
+@pytest.mark.parametrize("command", ["ops", "models", "components", "hvir"])
 def test_bench_of_a_gpu_says_that_there_is_none(command: str) -> None:
     result = run(app, ["bench", command])
     assert result.exit_code == 2
@@ -122,6 +122,7 @@ def test_bench_of_a_gpu_says_that_there_is_none(command: str) -> None:
         ["models", "--model", "S", "--size", "64", "--batch", "2"],
         ["models", "--model", "S", "--size", "64", "--batch", "2", "--training"],
         ["models", "--model", "S", "--size", "64", "--batch", "2", "--compiled"],
+        ["components", "--model", "S", "--size", "64", "--batch", "2"],
         ["hvir", "--model", "hvir_0", "--size", "64x96", "--batch", "2"],
     ],
     ids=" ".join,

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from vir.bench.models import component_models
 from vir.checkpoint import Card
 from vir.cli import app
+from vir.models.catalog import PAPER_COMPONENTS
 from vir.viz import paper
 from vir.viz.exhibits import Exhibit, Table, page
 from vir.viz.runs import accuracies, by_size, untrained_at, with_ablations
@@ -69,6 +71,21 @@ def test_components_stand_beside_the_same_model_without_changes(runs: Path) -> N
     assert [one.setting.argument("ablation") for one in found] == [None, "gated"]
     assert found[0].mean == 71.0
     assert with_ablations([one for one in accuracies(runs) if not one.setting.argument("ablation")]) == []
+
+
+def test_components_tell_their_speed_beside_the_paper_s(runs: Path, tmp_path: Path) -> None:
+    row = {"family": "ViR-S/16 components", "size": [224, 224], "compiled": False}
+    speeds = {"base": 1000.0, "gated": 800.0, "multipass": None}
+    rows = [{**row, "model": name, "images_per_second": speed} for name, speed in speeds.items()]
+    sources = paper.Sources(None, None, {}, [{"origin": {}, "rows": rows}], accuracies(runs))  # type: ignore[arg-type]
+    table = paper.components(tmp_path, sources).table
+    assert table is not None
+    told = {line[0]: line[-3:] for line in table.rows}
+    assert told == {"base": ("82.6", "1.00", "1.00"), "gated": ("82.1", "0.80", "0.93")}
+
+
+def test_every_variant_of_the_component_study_is_in_the_paper() -> None:
+    assert list(component_models("S", 64)) == list(PAPER_COMPONENTS)
 
 
 def test_sizes_of_one_model_make_a_line(runs: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vir.bench.gpu import peak_gpu_memory, time_on_gpu
 from vir.bench.measure import timing
 from vir.heads.builders import build_backbone, build_detector, build_segmentor
+from vir.layers.blocks import ABLATIONS
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, scaled_linear, set_form
 
@@ -90,6 +91,12 @@ def plain_models(kind: str, size: int, forms: bool = True) -> dict[str, Callable
         **(in_pytorch if forms else {}),
         f"ceiling {label}": lambda: ceiling(vir()),
     }
+
+
+def component_models(kind: str, size: int) -> dict[str, Callable[[], nn.Module]]:
+    """A ViR in 1D and the same with one part of it changed, as in the paper's table of components; the base first."""
+    vir = partial(timm.create_model, f"vir_{SIZES[kind]}_patch16_224", img_size=size)
+    return {"base": vir, **{ablation: partial(vir, ablation=ablation) for ablation in ABLATIONS}}
 
 
 def hierarchical_models(names: list[str], peers: list[str], size: Size) -> dict[str, Callable[[], nn.Module]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
+COMPONENTS = "components"  # how families of a ViR's variants end
 # Okabe and Ito's colours: told apart by colour-blind readers and in grey.
 COLOURS = {
     "attention": "#999999",
@@ -126,7 +127,7 @@ def _models_panel(panel: Any, rows: Rows) -> None:
 
 
 def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
-    """Images a second of HViR and its peers as bars, the fastest on top."""
+    """Images a second of HViR and its peers, or of a ViR's variants, as bars, the fastest on top."""
     plt = _pyplot()
     sizes = list(dict.fromkeys((row["family"], tuple(row["size"]), row["compiled"]) for row in rows))
     figure, panels = plt.subplots(
@@ -136,7 +137,7 @@ def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
         case = family, size, compiled
         mine = [r for r in rows if (r["family"], tuple(r["size"]), r["compiled"]) == case and r["images_per_second"]]
         mine = sorted((r for r in mine if "ceiling" not in r["model"]), key=lambda r: r["images_per_second"])
-        ours = [COLOURS["kernel 2D"] if r["model"].startswith("hvir") else COLOURS["attention"] for r in mine]
+        ours = [COLOURS["kernel 2D"] if r["model"].startswith(("hvir", "base")) else COLOURS["attention"] for r in mine]
         panel.barh([r["model"] for r in mine], [r["images_per_second"] for r in mine], color=ours)
         panel.set_xlabel("images/s")
         panel.set_title(f"{family}: {size[0]} x {size[1]} px, {'compiled' if compiled else 'eager'}")
@@ -174,7 +175,7 @@ def kind(row: dict[str, Any]) -> Callable[[Rows, dict[str, Any], Path], None]:
         return operators
     if "contender" in row:
         return streaming
-    return hierarchy if row["family"].startswith("HViR") else models
+    return hierarchy if "HViR" in row["family"] or row["family"].endswith(COMPONENTS) else models
 
 
 def _finish(figure: Any, origin: dict[str, Any], file: Path) -> None:

@@ -153,6 +153,44 @@ def bench_models(
         console.print(f"drawn to {plot}")
 
 
+@bench.command("components")
+def bench_components(
+    kind: Annotated[str, typer.Option("--model", help="S, B or L.")] = "B",
+    size: Annotated[int, typer.Option(help="Pixels of a side.", min=1)] = 224,
+    batch: Batch = 128,
+    compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    repeats: Repeats = 11,
+    out: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare a ViR with the variants of the paper's component study on this GPU (bf16, 1D)."""
+    from vir.bench import models, plots
+    from vir.models.catalog import PAPER_COMPONENTS
+
+    _need_gpu("bench components")
+    if kind not in models.SIZES:
+        fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
+    makers, pixels = models.component_models(kind, size), (size, size)
+    family = f"ViR-{kind}/16 {plots.COMPONENTS}"
+    with console.status("") as status:
+        (some,) = models.compare(family, makers, pixels, [batch], "inference", compiled, repeats, status.update)
+    table = Table("component", "images/s", "times base", "paper: times base", "spread", "peak memory")
+    for row in some:
+        if row.images_per_second is None:
+            table.add_row(row.model, row.missing)
+            continue
+        ours = f"{row.images_per_second / some[0].images_per_second:.2f}" if some[0].images_per_second else ""
+        theirs = PAPER_COMPONENTS[row.model].images_per_second / PAPER_COMPONENTS["base"].images_per_second
+        told = f"{row.images_per_second:,.0f}", ours, f"{theirs:.2f}", f"{row.spread:.0%}", megabytes(row.peak_bytes)
+        table.add_row(row.model, *told)
+    console.print(table)
+    rows = [row.as_dict() for row in some]
+    origin = _report(rows, out, "cuda", "bf16")
+    if plot is not None:
+        plots.hierarchy(rows, origin, plot)
+        console.print(f"drawn to {plot}")
+
+
 @bench.command("hvir")
 def bench_hvir(
     names: Annotated[list[str] | None, typer.Option("--model", help="hvir_0 to hvir_4; repeat for several.")] = None,

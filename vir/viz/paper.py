@@ -17,7 +17,7 @@ from vir.bench import plots
 from vir.bench.measure import joined
 from vir.checkpoint import Card
 from vir.models import hvir
-from vir.models.catalog import entries
+from vir.models.catalog import PAPER_COMPONENTS, entries
 from vir.viz.exhibits import Exhibit, Table, page
 from vir.viz.horizon import draw_horizon, reaches
 from vir.viz.inside import check_classifier, retention_layers
@@ -36,7 +36,6 @@ PAPER_SPEED = {
     "convnext_tiny": 3196, "convnext_small": 2008, "convnext_base": 1485,
     "swin_tiny_patch4_window7_224": 2758, "swin_small_patch4_window7_224": 1720,
 }  # fmt: skip
-PAPER_COMPONENTS = {"": 82.6, "gated": 82.1, "no_class_token": 82.2, "scaled_key": 82.5, "multipass": 82.9}
 Measured = tuple[list[dict[str, Any]], dict[str, Any]]  # rows of a benchmark, and where they come from
 
 
@@ -204,13 +203,20 @@ def components(folder: Path, sources: Sources) -> Exhibit:
             "scaled_key or multipass, then --runs with the folder of their cards."
         )
         return Exhibit(title, words)
+    variants, origin = sources.measured(plots.hierarchy, lambda r: r["family"].endswith(plots.COMPONENTS))
+    speed = {row["model"]: row["images_per_second"] for row in variants}
     rows = []
     for one in found:
-        part = one.setting.argument("ablation") or ""
-        paper = PAPER_COMPONENTS.get(part)
-        rows.append((part or "base", one.setting.told, one.told, f"{paper:.1f}" if paper else ""))
-    words = "Top-1 %, the mean and each seed; the paper's are of ViR-B/16 on ImageNet."
-    return Exhibit(title, words, table=Table(("component", "model", "ours", "paper"), rows))
+        part = one.setting.argument("ablation") or "base"
+        paper = PAPER_COMPONENTS[part]
+        times = paper.images_per_second / PAPER_COMPONENTS["base"].images_per_second
+        ours = f"{speed[part] / speed['base']:.2f}" if speed.get(part) and speed.get("base") else ""
+        rows.append((part, one.setting.told, one.told, f"{paper.top1:.1f}", ours, f"{times:.2f}"))
+    words = "Top-1 %, the mean and each seed; the paper's are of ViR-B/16 on ImageNet. Speeds as times the base's" + (
+        f" ({_told(origin)})." if variants else ": no benchmark was given, see vir bench components --json."
+    )
+    head = ("component", "model", "ours", "paper", "our speed", "paper: speed")
+    return Exhibit(title, words, table=Table(head, rows))
 
 
 def architecture(folder: Path, sources: Sources) -> Exhibit:
