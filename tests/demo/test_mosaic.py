@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vir.checkpoint import Card, load_model, save_model
 from vir.cli import app
 from vir.data.sets import open_images
-from vir.demo.mosaic import Mosaic, judge_map
+from vir.demo.mosaic import Mosaic, in_regions, judge_map
 
 CLASSES = ("dark", "light")
 
@@ -51,6 +51,19 @@ def test_pixels_are_those_of_the_images(images: Path) -> None:
     whole = np.concatenate([np.concatenate([mosaic.image(y, x) for x in range(4)], 1) for y in range(3)])
     for start, stop in ((0, 48), (5, 17), (16, 32), (47, 48)):
         assert np.array_equal(mosaic.read_rows(start, stop), whole[start:stop])
+    light = np.stack([np.stack([mosaic.image(y, x).mean() > 128 for x in range(4)]) for y in range(3)])
+    assert np.array_equal(light, mosaic.truth.astype(bool))
+
+
+def test_in_regions_every_image_lies_once_and_those_of_a_class_together(images: Path) -> None:
+    targets = np.random.default_rng(0).integers(0, 3, 20 * 30)
+    places = in_regions(targets, 20, 30, seed=0)
+    assert sorted(places) == list(range(600))
+    laid = targets[places].reshape(20, 30)
+    alike = np.mean(laid[:, 1:] == laid[:, :-1]), np.mean(laid[1:] == laid[:-1])
+    assert min(alike) > 0.7  # at random it would be a third
+    assert not np.array_equal(places, in_regions(targets, 20, 30, seed=1))
+    mosaic = Mosaic(open_images(images, CLASSES), 16, 4, regions=True)
     light = np.stack([np.stack([mosaic.image(y, x).mean() > 128 for x in range(4)]) for y in range(3)])
     assert np.array_equal(light, mosaic.truth.astype(bool))
 

@@ -194,6 +194,9 @@ def mosaic(
     data: Data = "data",
     columns: Annotated[int, typer.Option(help="Images of a row.", min=1)] = 72,
     seed: Annotated[int, typer.Option(help="Of the order of the images.", min=0)] = 0,
+    regions: Annotated[
+        bool, typer.Option(help="Lay the images of a class together, as land lies, or all at random.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("mosaic.png"),
 ) -> None:
     """Lay validation images side by side, stream them as one, and tell how much of the map is right."""
@@ -205,7 +208,7 @@ def mosaic(
 
     try:
         model, card = load_model(checkpoint, best_device())
-        images = Mosaic(open_images(data, card.classes), card.size, columns, seed)
+        images = Mosaic(open_images(data, card.classes), card.size, columns, seed, regions)
         with console.status("") as status:
             judged = judge_map(model, card, images, status.update)
     except (BadCheckpoint, NoImages, CannotStream, ValueError) as error:

@@ -19,6 +19,7 @@ from vir.streaming.maps import PALETTE
 
 LONGEST = 900  # pixels of the side of the small image
 DPI = 110
+SMOOTH = 3.0  # images: how far hills of a landscape reach
 
 
 @dataclass
@@ -29,15 +30,20 @@ class Mosaic:
     side: int  # pixels of an image
     columns: int
     seed: int = 0
+    regions: bool = False  # images of a class lie together, as land does; else at random
     _row: tuple[int, np.ndarray] = field(default=(-1, np.zeros(0)), repr=False)
 
     def __post_init__(self) -> None:
         self.rows = len(self.images) // self.columns
         if not self.rows:
             raise ValueError(f"{len(self.images)} images do not fill one row of {self.columns}: choose fewer columns.")
-        self.order = order_of(len(self.images), self.seed, 0)[: self.rows * self.columns]
-        targets = [self.images.targets[self.images.indices[i]] for i in self.order]
-        self.truth = np.array(targets).reshape(self.rows, self.columns)
+        order = np.array(order_of(len(self.images), self.seed, 0)[: self.rows * self.columns])
+        targets = np.array([self.images.targets[self.images.indices[i]] for i in order])
+        if self.regions:
+            places = in_regions(targets, self.rows, self.columns, self.seed)
+            order, targets = order[places], targets[places]
+        self.order = order.tolist()
+        self.truth = targets.reshape(self.rows, self.columns)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,6 +64,22 @@ class Mosaic:
         first, last = start // self.side, (stop - 1) // self.side
         whole = np.concatenate([self.row(number) for number in range(first, last + 1)])
         return whole[start - first * self.side : stop - first * self.side]
+
+
+def in_regions(targets: np.ndarray, rows: int, columns: int, seed: int) -> np.ndarray:
+    """Which image lies at each place of a grid, so that those of a class lie together: a class has a random smooth
+    landscape, and goes where it is highest until its images are used up."""
+    rng = np.random.default_rng(seed)
+    left = {int(target): list(np.flatnonzero(targets == target)) for target in np.unique(targets)}
+    noise = np.fft.fft2(rng.standard_normal((len(left), rows, columns)))
+    waves = np.add.outer(np.fft.fftfreq(rows) ** 2, np.fft.fftfreq(columns) ** 2)
+    height = np.fft.ifft2(noise * np.exp(-2 * (np.pi * SMOOTH) ** 2 * waves)).real.reshape(len(left), -1)
+    height /= height.std(1, keepdims=True) + 1e-12
+    known, found = list(left), np.full(rows * columns, -1)
+    for number, place in zip(*np.unravel_index(np.argsort(-height, axis=None), height.shape), strict=True):
+        if found[place] < 0 and left[known[number]]:
+            found[place] = left[known[number]].pop()
+    return found
 
 
 @dataclass(frozen=True)
