@@ -37,7 +37,7 @@ def bench_cpu(
                     f"{row.spread:.0%}", megabytes(row.peak_bytes), end_section=row is some[-1],
                 )  # fmt: skip
     console.print(table)
-    _report([row.as_dict() for row in rows], out)
+    report([row.as_dict() for row in rows], out)
 
 
 @bench.command("forms")
@@ -68,7 +68,7 @@ def bench_forms(
             kind = f"{row.retention} grad" if row.gradients else row.retention
             table.add_row(kind, str(row.tokens), *times, f"{row.ratio:.2f}")
     console.print(table)
-    _report([row.as_dict() for row in rows], out)
+    report([row.as_dict() for row in rows], out)
 
 
 @bench.command("ops")
@@ -185,7 +185,7 @@ def bench_components(
         table.add_row(row.model, *told)
     console.print(table)
     rows = [row.as_dict() for row in some]
-    origin = _report(rows, out, "cuda", "bf16")
+    origin = report(rows, out, "cuda", "bf16")
     if plot is not None:
         plots.hierarchy(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -233,7 +233,7 @@ def bench_hvir(
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
     console.print(table)
     rows = [row.as_dict() for row in some]
-    origin = _report(rows, out, "cuda", "bf16")
+    origin = report(rows, out, "cuda", "bf16")
     if plot is not None:
         plots.hierarchy(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -340,9 +340,7 @@ def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _report(
-    rows: list[dict[str, Any]], out: Path | None, device: str = "cpu", dtype: str = "float32"
-) -> dict[str, Any]:
+def report(rows: list[dict[str, Any]], out: Path | None, device: str = "cpu", dtype: str = "float32") -> dict[str, Any]:
     """Say where the figures come from, and write them if asked."""
     origin = _origin(device, dtype)
     _keep(rows, origin, out)

@@ -95,6 +95,15 @@ def _open_hub(data: str, classes: Sequence[str] | None) -> dict[Split, LabelledI
     return {"train": found["train"], "val": found["val"]}
 
 
+def image_files(place: Path) -> list[Path]:
+    """An image itself, or all that lie in a folder and below it, in the order of their names."""
+    add_img_extensions(EXTENSIONS)
+    endings = tuple(get_img_extensions())
+    if place.is_file():
+        return [place]
+    return sorted(f for f in place.rglob("*") if f.name.lower().endswith(endings) and not f.name.startswith("."))
+
+
 def _find(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
