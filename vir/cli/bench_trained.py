@@ -38,10 +38,11 @@ def bench_trained(
             rows = trained.compare(checkpoints, pictures, batch=batch, half=half, repeats=repeats, device=device)
     except (BadCheckpoint, UnreadableImage, ValueError) as error:
         fail(str(error))
-    table = Table("checkpoint", "model", "task", "px", "images/s", "times the first", "spread", "peak memory")
+    table = Table("checkpoint", "px", "images/s", "times the first", "spread", "peak memory")
     for row in rows:
         times = row.images_per_second / rows[0].images_per_second
-        told = f"{row.images_per_second:,.1f}", f"{times:.2f}", f"{row.spread:.0%}", megabytes(row.peak_bytes)
-        table.add_row(row.checkpoint, row.model, row.task, str(row.size), *told)
+        memory = megabytes(row.peak_bytes) if row.peak_bytes is not None else ""
+        told = f"{row.images_per_second:,.1f}", f"{times:.2f}", f"{row.spread:.0%}", memory
+        table.add_row(row.checkpoint, str(row.size), *told)
     console.print(table)
     report([row.as_dict() for row in rows], out, device, "bf16" if half else "float32")
