@@ -18,7 +18,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from vir.data.scenes import VOID
-from vir.data.truth import Target
+from vir.data.truth import Target, areas_of
 
 Colours = tuple[float, float, float]
 Jitter = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
@@ -85,10 +85,11 @@ class _Example:
     @classmethod
     def of(cls, image: Image.Image, target: Target) -> "_Example":
         single = target["iscrowd"] == 0
+        masks = _those(target["masks"], single).view(torch.uint8)  # torchvision resizes nothing smaller
         return cls(
             tv_tensors.Image(F.pil_to_tensor(image)),
             tv_tensors.BoundingBoxes(target["boxes"][single], format="XYXY", canvas_size=(image.height, image.width)),
-            tv_tensors.Mask(target["masks"][single].to(torch.uint8)),  # of which torchvision resizes nothing smaller
+            tv_tensors.Mask(masks),
             target["labels"][single],
             target["image_id"],
         )
@@ -122,17 +123,22 @@ class _Example:
 
     def target(self) -> Target:
         """What is left of the objects, as plain tensors."""
-        boxes, masks = self.boxes.as_subclass(Tensor), self.masks.as_subclass(Tensor).bool()
-        kept = ((boxes[:, 2:] - boxes[:, :2]) >= LEAST_SIDE).all(1) & masks.flatten(1).any(1)
-        masks = masks[kept]
+        boxes, masks = self.boxes.as_subclass(Tensor), self.masks.as_subclass(Tensor).contiguous().view(torch.bool)
+        area = areas_of(masks)
+        kept = ((boxes[:, 2:] - boxes[:, :2]) >= LEAST_SIDE).all(1) & (area > 0)
         return Target(
             boxes=boxes[kept],
             labels=self.labels[kept],
-            masks=masks,
-            iscrowd=torch.zeros(len(masks), dtype=torch.int64),
-            area=masks.flatten(1).sum(1).float(),
+            masks=_those(masks, kept),
+            iscrowd=torch.zeros(int(kept.sum()), dtype=torch.int64),
+            area=area[kept],
             image_id=self.image_id,
         )
+
+
+def _those(masks: Tensor, wanted: Tensor) -> Tensor:
+    """Masks of hundreds of objects are the most of an example: they are copied only where some are left out."""
+    return masks if bool(wanted.all()) else masks[wanted]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from vir.data.coco import CocoImages, open_coco
 from vir.data.images import open_image, open_numbers, read_header, turned
 from vir.data.pairs import SPLITS, Pairs, Part, find_pairs, held_out
 from vir.data.sets import NoImages
-from vir.data.truth import ObjectImages, Target, Truth, extents, truth_of_numbers, turn_to_fit
+from vir.data.truth import ObjectImages, Target, Truth, areas_of, extents, truth_of_numbers, turn_to_fit
 
 ONE_CLASS = ("object",)  # what numbered objects are called where nobody says
 
@@ -63,7 +63,7 @@ def _target(numbers: np.ndarray, index: int) -> Target:
         labels=torch.ones(len(found), dtype=torch.int64),
         masks=torch.from_numpy(masks),
         iscrowd=torch.zeros(len(found), dtype=torch.int64),
-        area=torch.from_numpy(masks.sum((1, 2), dtype=np.float32)),
+        area=areas_of(torch.from_numpy(masks)),
         image_id=index,
     )
 

