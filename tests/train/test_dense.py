@@ -177,4 +177,4 @@ def test_recipes_build_and_tell_their_plan(data: dict[str, Path]) -> None:
     said = told(["train", "street_scenes", "--data", str(data["segmentation"]), "--batch", "4", "--dry-run"])
     assert "segmentation" in said
     assert "12 to learn from, 4 to judge by" in said
-    assert re.search(r"1\d\.\d\d million parameters", said)
+    assert re.search(r"6\.\d\d million parameters", said)

@@ -82,8 +82,9 @@ def hvir_2_ade20k_1d() -> Recipe:
 def nuclei() -> Recipe:
     """Many small objects of one kind on a few hundred images, such as the nuclei of the Data Science Bowl 2018."""
     many = {"min_size": [320, 384, 448, 512], "max_size": 1024, "anchor_scale": 4.0, "detections": 400}
+    narrow = {"width": 64, "hidden": 128}  # one class, and weights that are small to hand on
     return Recipe(
-        "hvir_tiny", SMALL_HEADS | many, "detection", size=512, epochs=40, batch=8, lr=3e-4, warmup_epochs=2,
+        "hvir_tiny", SMALL_HEADS | narrow | many, "detection", size=512, epochs=40, batch=8, lr=3e-4, warmup_epochs=2,
         clip=5.0, upside_down=0.5, colour_jitter=0.2, drop_path=0.1, judged_every=5,
     )  # fmt: skip
 
@@ -108,6 +109,6 @@ def coco_mini() -> Recipe:
 def street_scenes() -> Recipe:
     """A few hundred street scenes with a class for every pixel, such as CamVid at 480 x 360."""
     return Recipe(
-        "hvir_tiny", {"width": 256}, "segmentation", {"crop": (360, 480)}, size=360, epochs=120, batch=16, lr=6e-4,
+        "hvir_tiny", {"width": 80}, "segmentation", {"crop": (360, 480)}, size=360, epochs=120, batch=16, lr=6e-4,
         warmup_epochs=5, colour_jitter=0.3, drop_path=0.1, judged_every=10,
     )  # fmt: skip
