@@ -11,7 +11,6 @@ from torch import nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RegionProposalNetwork
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -20,6 +19,7 @@ from vir.heads.box_heads import BoxHead, BoxLoss, four_conv_one_fc, two_fc
 from vir.heads.boxes import CodeWeights
 from vir.heads.cascade import Cascade, CascadeStage
 from vir.heads.detector import CascadeMaskRCNN, FeaturePyramid, ProposalHead
+from vir.heads.masks import ToSizeAndBack
 from vir.heads.upernet import AUXILIARY_LEVEL, UPerHead, UPerNet, conv_norm_act
 from vir.layers.retention import stretch_decay
 
@@ -120,7 +120,7 @@ def build_detector(
         detections=detections,
     )
     min_sizes: Any = min_size if isinstance(min_size, int) else tuple(min_size)
-    transform = GeneralizedRCNNTransform(min_sizes, max_size, list(mean), list(std), size_divisible=STRIDES[-1])
+    transform = ToSizeAndBack(min_sizes, max_size, list(mean), list(std), size_divisible=STRIDES[-1])
     rpn = _proposer(width, anchor_scale, proposals)
     return CascadeMaskRCNN(FeaturePyramid(backbone, fpn), rpn, cascade, transform, classes)
 
