@@ -156,8 +156,8 @@ class VisionRetention(nn.Module):
         tokens = add_positions(patches, self.pos_embed, self.patch_embed.grid_size)
         if self.multipass:
             tokens, rows = both_ways(tokens), 2 * rows
-        if self.cls_token is not None:
-            tokens = append_class_token(tokens, self.cls_token)
+        # A convolution leaves channels outermost; every layer after it would stumble over that.
+        tokens = tokens.contiguous() if self.cls_token is None else append_class_token(tokens, self.cls_token)
         return self.pos_drop(tokens), (rows, cols)
 
     def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:

@@ -77,7 +77,8 @@ class Streamer:
         top = self.row
         rows = -(-pixels.shape[0] // self.patch)
         self._check_band(pixels, rows)
-        x = self.model.patch_embed(self._normalized(pixels)).flatten(1, 2)
+        # A convolution leaves channels outermost; every layer after it would stumble over that.
+        x = self.model.patch_embed(self._normalized(pixels)).flatten(1, 2).contiguous()
         if self.positions is not None:
             x = x + self.positions.of_rows(top, top + rows)
         for i, block in enumerate(self.model.blocks):
