@@ -3,7 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vir.bench.gpu import peak_gpu_memory
-from vir.bench.measure import peak_memory
+from vir.bench.measure import peak_memory, timing
 from vir.layers.retention import set_form
 from vir.streaming import Streamer
 from vir.streaming.engine import bands, default_rows
@@ -31,6 +31,7 @@ class Row:
     width: int
     megapixels_per_second: float | None
     peak_bytes: int | None  # beyond the weights
+    spread: float | None = None
     missing: str = ""  # why there is no figure
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,64 +106,73 @@ def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
     }
 
 
+class Racer:
+    """A contender on its way from the lowest image to the highest, until one is too large or takes too long."""
+
+    def __init__(self, name: str, call: Callable[[MadePixels], None], quadratic: bool) -> None:
+        self.name, self.call, self.quadratic = name, call, quadratic
+        self.last: tuple[int, float] | None = None  # height and seconds
+        self.missing = ""
+
+    def foretell(self, height: int, patience: float) -> None:
+        if self.last is not None and self.last[1] * (height / self.last[0]) ** (2 if self.quadratic else 1) > patience:
+            self.missing = self.missing or "too slow"
+
+    def run(self, image: MadePixels) -> float:
+        start = perf_counter()
+        try:
+            self.call(image)
+        except (torch.OutOfMemoryError, MemoryError):
+            self.missing = "out of memory"
+        except RuntimeError as error:
+            if "alloc" not in str(error):  # a CPU's allocator has no error of its own
+                raise
+            self.missing = "out of memory"
+        self.last = image.shape[0], perf_counter() - start
+        return self.last[1]
+
+
 def compare(
     kind: str,
     heights: list[int],
     width: int,
     device: torch.device,
     patience: float,
+    repeats: int = 3,
     say: Callable[[str], None] = lambda step: None,
 ) -> Iterator[Row]:
-    """Contender by contender, from the lowest image up; first its times, then its memory."""
+    """Image by image from the lowest; all contenders in turn, so that a busy machine slows them alike."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     measure = peak_of if device.type == "cuda" else partial(_in_a_fresh_process, peak_of)
+    racers = []
     for name, (make, run) in contenders(kind).items():
-        model = make().to(device, dtype).eval()
-        run(model, MadePixels(min(TILE, *heights), width), device, dtype)  # warms up
-        rows = list(
-            _speeds(name, partial(run, model), sorted(heights), width, device, dtype, patience, run is at_once, say)
-        )  # fmt: skip
-        del model
-        for row in rows:
-            if row.megapixels_per_second is not None:
-                say(f"memory of {name}, {row.height:,} x {width:,} px")
-                row = replace(row, peak_bytes=measure(kind, name, row.height, width, device))
-            yield row
+        call = partial(_run, run, make().to(device, dtype).eval(), device, dtype)
+        call(MadePixels(min(TILE, *heights), width))  # warms up
+        racers.append(Racer(name, call, run is at_once))
+    for height in sorted(heights):
+        image = MadePixels(height, width)
+        seconds: dict[str, list[float]] = {racer.name: [] for racer in racers}
+        for racer in racers:
+            racer.foretell(height, patience)
+        for turn in range(repeats):
+            first = turn % len(racers)
+            for racer in racers[first:] + racers[:first]:
+                slow = bool(seconds[racer.name]) and seconds[racer.name][-1] > patience  # once is enough
+                if not racer.missing and not slow:
+                    say(f"{racer.name}, {height:,} x {width:,} px, {turn + 1} of {repeats}")
+                    seconds[racer.name].append(racer.run(image))
+        for racer in racers:
+            if racer.missing:
+                yield Row(racer.name, height, width, None, None, missing=racer.missing)
+                continue
+            time = timing(seconds[racer.name])
+            say(f"memory of {racer.name}, {height:,} x {width:,} px")
+            peak = measure(kind, racer.name, height, width, device)
+            yield Row(racer.name, height, width, height * width / 1e6 / time.median, peak, time.spread)
 
 
-def _speeds(
-    name: str,
-    run: Callable[..., None],
-    heights: list[int],
-    width: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    patience: float,
-    quadratic: bool,
-    say: Callable[[str], None],
-) -> Iterator[Row]:
-    """A height that is foretold to take too long is left out, and all above it."""
-    last: tuple[int, float] | None = None
-    missing = ""
-    for height in heights:
-        say(f"{name}, {height:,} x {width:,} px")
-        if last is not None and last[1] * (height / last[0]) ** (2 if quadratic else 1) > patience:
-            missing = missing or "too slow"
-        if missing:
-            yield Row(name, height, width, None, None, missing)
-            continue
-        start = perf_counter()
-        try:
-            run(MadePixels(height, width), device, dtype)
-        except (torch.OutOfMemoryError, MemoryError):
-            missing = "out of memory"
-        except RuntimeError as error:
-            if "alloc" not in str(error):  # a CPU's allocator has no error of its own
-                raise
-            missing = "out of memory"
-        seconds = perf_counter() - start
-        last = height, seconds
-        yield Row(name, height, width, None if missing else height * width / 1e6 / seconds, None, missing)
+def _run(run: Run, model: nn.Module, device: torch.device, dtype: torch.dtype, image: MadePixels) -> None:
+    run(model, image, device, dtype)
 
 
 def peak_of(kind: str, name: str, height: int, width: int, device: torch.device) -> int | None:

@@ -248,6 +248,7 @@ def bench_stream(
     width: Annotated[int, typer.Option(help="Columns of pixels.", min=16)] = 4096,
     patience: Annotated[float, typer.Option(help="Seconds of a run above which larger images are left out.")] = 120.0,
     threads: Threads = 2,
+    repeats: Repeats = 3,
     out: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -259,17 +260,23 @@ def bench_stream(
         fail(f"--model {kind}: expected one of {', '.join(streaming.KINDS)}.")
     torch.set_num_threads(threads)
     device = best_device()
-    table = Table("contender", "height", "megapixels", "megapixels/s", "peak memory")
+    table = Table("contender", "height", "megapixels/s", "of tiles", "spread", "peak memory")
     rows: list[dict[str, Any]] = []
     origin = _origin(device, "bf16" if device == "cuda" else "float32")
     heights = heights or [1024, 4096, 16384, 65536]
     with console.status("") as status:
-        for row in streaming.compare(kind, heights, width, torch.device(device), patience, status.update):
+        shape = heights, width, torch.device(device), patience, repeats
+        for row in streaming.compare(kind, *shape, status.update):
             rows.append(row.as_dict())
             _keep(rows, origin, out)
-            speed = row.missing or f"{row.megapixels_per_second:.2f}"
-            size = megabytes(row.peak_bytes) if row.megapixels_per_second else ""
-            table.add_row(row.contender, f"{row.height:,}", f"{row.height * width / 1e6:,.1f}", speed, size)
+    tiles = {row["height"]: row["megapixels_per_second"] for row in rows if "tiles" in row["contender"]}
+    for one in rows:
+        speed = one["megapixels_per_second"]
+        told = [one["missing"]]
+        if speed:
+            share = f"{speed / tiles[one['height']]:.2f}" if tiles.get(one["height"]) else ""
+            told = [f"{speed:.2f}", share, f"{one['spread']:.0%}", megabytes(one["peak_bytes"])]
+        table.add_row(one["contender"], f"{one['height']:,}", *told)
     console.print(table)
     _tell_origin(origin, out)
     if plot is not None:
