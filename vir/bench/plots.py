@@ -27,7 +27,8 @@ MARKS = {
 STREAMED = {
     "1D streamed": "kernel 1D",
     "2D streamed": "kernel 2D",
-    "tiles": "best of fla",
+    "1D in tiles": "best of fla",
+    "2D in tiles": "memory limit",
     "parallel": "PyTorch 2D",
 }
 

@@ -101,6 +101,7 @@ def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
         f"ViR-{label} 1D streamed": (vir, streamed),
         f"ViR-{label} 2D streamed": (lambda: vir(retention="2d"), streamed),
         f"ViR-{label} 1D in tiles": (lambda: vir(img_size=TILE), in_tiles),
+        f"ViR-{label} 2D in tiles": (lambda: vir(img_size=TILE, retention="2d"), in_tiles),
         f"ViR-{label} 1D parallel, at once": (parallel, at_once),
         f"ViT-{label} at once": (lambda: timm.create_model(vit, dynamic_img_size=True), at_once),
     }

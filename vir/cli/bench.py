@@ -269,12 +269,15 @@ def bench_stream(
         for row in streaming.compare(kind, *shape, status.update):
             rows.append(row.as_dict())
             _keep(rows, origin, out)
-    tiles = {row["height"]: row["megapixels_per_second"] for row in rows if "tiles" in row["contender"]}
+    tiles = {
+        (r["height"], "2D" in r["contender"]): r["megapixels_per_second"] for r in rows if "tiles" in r["contender"]
+    }
     for one in rows:
         speed = one["megapixels_per_second"]
         told = [one["missing"]]
         if speed:
-            share = f"{speed / tiles[one['height']]:.2f}" if tiles.get(one["height"]) else ""
+            rival = tiles.get((one["height"], "2D" in one["contender"]))  # the same model; 1D for those without
+            share = f"{speed / rival:.2f}" if rival else ""
             told = [f"{speed:.2f}", share, f"{one['spread']:.0%}", megabytes(one["peak_bytes"])]
         table.add_row(one["contender"], f"{one['height']:,}", *told)
     console.print(table)
