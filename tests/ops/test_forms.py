@@ -21,7 +21,7 @@ from vir import ops
 from vir.ops import naive
 from vir.ops.dispatch import Plan, stateful_1d, stateful_2d
 
-LENGTHS = [1, 63, 100, 197]
+LENGTHS = [1, 63, 100, 131]  # of chunks of 64: less than one, one and a bit, two and a bit
 GRIDS = [(1, 1), (1, 9), (9, 1), (7, 5), (14, 14), (3, 37)]  # the last is wider than two tiles
 FORMS_1D = [("auto", None), ("parallel", None), ("recurrent", None)]
 FORMS_1D += [("chunkwise", chunk) for chunk in (None, 1, 7, 300)]
@@ -199,8 +199,8 @@ def test_batches_that_the_cpu_takes_in_parts(n: int) -> None:
 
 
 def test_autocast_does_not_round_the_sums() -> None:
-    q, k, v, gamma = inputs(197, 16, 16)
+    q, k, v, gamma = inputs(131, 16, 16)
     q, k, v, gamma = q.float(), k.float(), v.float(), gamma.float()
     with torch.autocast("cpu", torch.bfloat16):
         out = ops.retention_1d(q, k, v, gamma)
-    close("out", out, case_1d(197, 16, 16).out, TOLERANCE[torch.float32])
+    close("out", out, case_1d(131, 16, 16).out, TOLERANCE[torch.float32])
