@@ -158,6 +158,7 @@ def accuracy_and_resolution(folder: Path, sources: Sources) -> Exhibit:
             label = f"not fine-tuned, decay {'kept' if decay == 'keep' else 'rescaled'}" if decay else name
             panel.plot(*zip(*points, strict=True), marker="o", color=colour, label=label, linestyle=styles[decay])
         panel.set(xlabel="pixels of a side", ylabel="top-1 %")
+        panel.set_xticks(sorted({size for points in drawn.values() for size, _ in points}))
         panel.grid()
         panel.legend()
         caption(figure, "The best accuracy at each size among the trainings given.")
