@@ -126,6 +126,24 @@ def test_odd_sizes_and_no_objects(size: tuple[int, int]) -> None:
         assert target["masks"].shape == (0, *pixels.shape[1:])
 
 
+def test_an_object_without_a_pixel_is_left_out_whatever_its_box() -> None:
+    masks = torch.zeros(2, 20, 30, dtype=torch.bool)
+    masks[1, 4:9, 5:12] = True
+    target = Target(
+        boxes=torch.tensor([[1.0, 1.0, 9.0, 9.0], [5.0, 4.0, 12.0, 9.0]]),
+        labels=torch.tensor([1, 2]),
+        masks=masks,
+        iscrowd=torch.zeros(2, dtype=torch.int64),
+        area=torch.tensor([0.0, 35.0]),
+        image_id=0,
+    )
+    _, left = ForDetection(flip=0.0)(Image.new("RGB", (30, 20)), target)
+    assert left["labels"].tolist() == [2]
+    assert left["area"].tolist() == [35.0]
+    assert left["masks"].dtype == torch.bool
+    assert torch.equal(left["masks"], masks[1:])
+
+
 def test_crowds_are_not_learned_as_objects() -> None:
     assert len(SMALL(*bright_objects(crowd=True))[1]["boxes"]) == 0
 
