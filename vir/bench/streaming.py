@@ -21,6 +21,7 @@ from vir.streaming.engine import bands, default_rows
 
 TILE = 1024  # pixels of a side, the usual way with large images
 TILES = {"cpu": 2, "cuda": 32}  # at a time
+CLASSES = 10  # of the map that is made: as many as of land use, so that the model is measured and not the copying
 KINDS = {"S": "small", "B": "base", "L": "large"}
 
 
@@ -88,7 +89,7 @@ def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
     name = KINDS[kind]
 
     def vir(**options: Any) -> nn.Module:
-        return timm.create_model(f"vir_{name}_patch16_224", **options)
+        return timm.create_model(f"vir_{name}_patch16_224", num_classes=CLASSES, **options)
 
     def parallel() -> nn.Module:
         model = vir()
@@ -103,7 +104,7 @@ def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
         f"ViR-{label} 1D in tiles": (lambda: vir(img_size=TILE), in_tiles),
         f"ViR-{label} 2D in tiles": (lambda: vir(img_size=TILE, retention="2d"), in_tiles),
         f"ViR-{label} 1D parallel, at once": (parallel, at_once),
-        f"ViT-{label} at once": (lambda: timm.create_model(vit, dynamic_img_size=True), at_once),
+        f"ViT-{label} at once": (lambda: timm.create_model(vit, num_classes=CLASSES, dynamic_img_size=True), at_once),
     }
 
 

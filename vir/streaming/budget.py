@@ -46,7 +46,7 @@ def row_bytes(model: VisionRetention, cols: int) -> int:
     """What a run needs for each row of patches in a band."""
     patch, weight = model.patch_embed.patch_size[0] ** 2 * 3, model.patch_embed.proj.weight
     width = WIDTHS.get(weight.device.type, 18) * model.embed_dim * weight.element_size()
-    token = width + patch * 5 + 4 * model.num_classes
+    token = width + patch * 7 + 4 * model.num_classes  # pixels as they are read, as numbers, and of the next band
     return cols * token
 
 

@@ -5,6 +5,7 @@ grow with the rows of an image, and the numbers are those of the whole image at 
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -169,7 +170,17 @@ def default_rows(cols: int, device: str) -> int:
 
 
 def bands(streamer: Streamer, reader: Reader, rows: int) -> Iterator[Band]:
-    """From where the streamer stands to the end."""
+    """From where the streamer stands to the end. While a band passes, the next one is read."""
     step = rows * streamer.patch
-    for start in range(streamer.row * streamer.patch, streamer.height, step):
-        yield streamer.pass_band(reader.read_rows(start, min(start + step, streamer.height)))
+
+    def read(start: int) -> np.ndarray | None:
+        return reader.read_rows(start, min(start + step, streamer.height)) if start < streamer.height else None
+
+    with ThreadPoolExecutor(1) as ahead:
+        start = streamer.row * streamer.patch
+        pixels = read(start)
+        while pixels is not None:
+            start += step
+            following = ahead.submit(read, start)
+            yield streamer.pass_band(pixels)
+            pixels = following.result()
