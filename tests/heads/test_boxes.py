@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torchvision.ops import generalized_box_iou
+from torchvision.ops import box_iou, generalized_box_iou
 
 from vir.heads.box_heads import BOX_LOSSES
-from vir.heads.boxes import decode, encode, match, sample
+from vir.heads.boxes import decode, encode, match, overlaps, sample
 
 ONES = (1.0, 1.0, 1.0, 1.0)
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
@@ -48,11 +48,17 @@ def test_boxes_stay_in_float32() -> None:
 def test_matching_takes_the_best_overlap_from_the_threshold_on() -> None:
     truth = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10]])
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [21, 0, 31, 10], [50, 50, 60, 60]])  # IoU 1, 0.5, 9/11, 0
-    assert match(boxes, truth, 0.5).tolist() == [0, 0, 1, -1]
-    assert match(boxes, truth, 0.6).tolist() == [0, -1, 1, -1]
-    assert match(boxes, truth, 0.9).tolist() == [0, -1, -1, -1]
-    assert match(boxes, torch.zeros(0, 4), 0.5).tolist() == [-1] * 4
-    assert match(torch.zeros(0, 4), truth, 0.5).tolist() == []
+    for threshold, expected in ((0.5, [0, 0, 1, -1]), (0.6, [0, -1, 1, -1]), (0.9, [0, -1, -1, -1])):
+        assert match(boxes[None], truth[None], threshold)[0].tolist() == expected
+    none = torch.zeros(1, 1, 4)  # what fills up
+    assert match(torch.cat([boxes[None], none], 1), none, 0.5)[0].tolist() == [-1] * 5
+    assert match(torch.zeros(1, 0, 4), truth[None], 0.5)[0].tolist() == []
+
+
+def test_overlaps_are_those_of_torchvision() -> None:
+    boxes, truth = some_boxes(2 * 13).view(2, 13, 4), some_boxes(2 * 5).view(2, 5, 4)
+    expected = torch.stack([box_iou(b, t) for b, t in zip(boxes, truth, strict=True)])
+    assert torch.allclose(overlaps(boxes, truth), expected)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +67,24 @@ def test_matching_takes_the_best_overlap_from_the_threshold_on() -> None:
 )
 def test_sampling(positives: int, negatives: int, expected: tuple[int, int]) -> None:
     matched = torch.cat([torch.zeros(positives), torch.full((negatives,), -1)]).long()
-    matched = matched[torch.randperm(len(matched))]
-    index = sample(matched, 32, 0.25)
-    assert len(index.unique()) == len(index)
-    chosen = matched[index]
+    matched = torch.stack([matched[torch.randperm(len(matched))], torch.zeros(len(matched)).long()])
+    there = torch.tensor([[True], [False]]).expand_as(matched)  # of the second image nothing
+    index, taken = sample(matched, there, 32, 0.25)
+    assert not taken[1].any()
+    chosen = index[0][taken[0]]
+    assert len(chosen.unique()) == len(chosen)
+    chosen = matched[0][chosen]
     assert ((chosen >= 0).sum().item(), (chosen < 0).sum().item()) == expected
     assert (chosen[: expected[0]] >= 0).all()
+
+
+def test_sampling_is_by_chance_and_fair() -> None:
+    matched = torch.full((1, 10), -1)
+    counts = torch.zeros(10)
+    for _ in range(300):
+        index, taken = sample(matched, torch.ones(1, 10, dtype=torch.bool), 5, 0.25)
+        counts[index[taken]] += 1
+    assert (counts - 150).abs().max() < 50  # five times the deviation
 
 
 def test_giou_loss() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.heads.small import detector, scene
+from vir.heads.batch import Filled, Truth, choose
 from vir.heads.cascade import Cascade, Maps
 
 
@@ -31,14 +32,13 @@ def test_stages_ask_for_more_and_more_overlap(cascade: Cascade) -> None:
     target = {"boxes": truth, "labels": torch.tensor([2])}
     matched = []
     for stage in cascade.stages:
-        samples = cascade.chosen(proposals, target, stage.iou)
+        samples = choose(Filled.up([proposals]), Truth.of([target]), stage.iou, cascade.samples, 0.25)
+        boxes, own = samples.boxes[samples.positive], samples.own[samples.positive]
         # The truth itself is among them, and is told apart.
-        assert sorted(samples.boxes[samples.positive & samples.own][:, 3].tolist()) == [
-            side for side in (45, 55, 65, 75) if side >= 100 * stage.iou
-        ]
-        assert (samples.positive & ~samples.own).sum() == 1
-        assert torch.equal(samples.labels, torch.where(samples.positive, 2, 0))
-        matched.append(int(samples.positive.sum()) - 1)
+        assert sorted(boxes[own][:, 3].tolist()) == [side for side in (45, 55, 65, 75) if side >= 100 * stage.iou]
+        assert (~own).sum() == 1
+        assert samples.labels.tolist() == [2] * len(boxes) + [0] * (5 - len(boxes))
+        matched.append(len(boxes) - 1)
     assert matched == [3, 2, 1]
 
 
@@ -99,7 +99,7 @@ def test_a_stage_learns_from_the_boxes_of_the_one_before() -> None:
     features = maps()
     losses = cascade.losses(features, proposals, [(64, 64)], [target])
     assert all(loss.isfinite() for loss in losses.values())
-    expected = cascade.pooled(cascade.box_pool, features, [truth])
+    expected = cascade.box_pool(cascade.levels(features), truth, torch.tensor([0]))
     assert torch.allclose(seen[0], expected.expand_as(seen[0]), atol=1e-4)
     regressor = cascade.stages[0].box_head.regressor.bias
     assert torch.autograd.grad(losses["loss_box_2"], regressor, allow_unused=True) == (None,)
@@ -118,9 +118,9 @@ def test_the_loss_of_a_box_is_a_mean_over_samples(kind: str, expected: float) ->
     target = {"boxes": torch.tensor([[0.0, 0, 10, 14]]), "labels": torch.tensor([1])}
     proposals = torch.tensor([[0.0, 0, 10, 10], [40, 40, 50, 50]])
     stage = cascade.stages[1]
-    samples = cascade.chosen(proposals, target, 0.5)
+    samples = choose(Filled.up([proposals]), Truth.of([target]), 0.5, 16, 0.25)
     assert len(samples.boxes) == 3  # with the truth, which is where it should be
-    _, loss = stage.box_losses(torch.zeros(3, 3), torch.zeros(3, 4), [samples], [target])
+    _, loss = stage.box_losses(torch.zeros(3, 3), torch.zeros(3, 4), samples)
     assert torch.allclose(loss, torch.tensor(0.5 * expected / 3), rtol=1e-4)  # the second stage counts half
 
 

@@ -4,11 +4,12 @@ from math import log
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_convert, box_iou
+from torchvision.ops import box_convert
 
 CodeWeights = tuple[float, float, float, float]
 LARGEST_GROWTH = log(1000 / 16)  # of a side in one step: exp() of a wild guess must not overflow
 SMALLEST_SIDE = 1e-2  # pixels
+TINY = 1e-9  # square pixels
 
 
 def encode(truth: Tensor, boxes: Tensor, weights: CodeWeights) -> Tensor:
@@ -30,23 +31,40 @@ def decode(code: Tensor, boxes: Tensor, weights: CodeWeights) -> Tensor:
     return torch.cat([moved - grown / 2, moved + grown / 2], 1)
 
 
+def overlaps(boxes: Tensor, truth: Tensor) -> Tensor:
+    """IoU of all boxes with all truths of the same image: b n 4, b m 4 -> b n m; 0 where both have no area."""
+    low = torch.maximum(boxes[:, :, None, :2], truth[:, None, :, :2])
+    high = torch.minimum(boxes[:, :, None, 2:], truth[:, None, :, 2:])
+    both = (high - low).clamp(min=0).prod(-1)
+    area, true_area = ((x[..., 2:] - x[..., :2]).prod(-1) for x in (boxes, truth))
+    return both / (area[:, :, None] + true_area[:, None] - both).clamp(min=TINY)
+
+
 def match(boxes: Tensor, truth: Tensor, threshold: float) -> Tensor:
-    """For each box the index of the truth that it overlaps most, or -1 where their IoU is below the threshold."""
-    if not len(truth):
-        return torch.full((len(boxes),), -1, device=boxes.device)
-    overlap, index = box_iou(boxes.float(), truth.float()).max(1)
+    """For each box the truth of its image that it overlaps most, or -1 where their IoU is below: b n 4, b m 4 -> b n.
+
+    Truths that fill up have no area, and so match nothing.
+    """
+    overlap, index = overlaps(boxes.float(), truth.float()).max(2)
     return torch.where(overlap >= threshold, index, -1)
 
 
-def sample(matched: Tensor, count: int, positive_fraction: float) -> Tensor:
-    """Indices of at most `count` boxes by chance, at most this fraction of them matched; matched ones come first."""
-    positive, negative = (matched >= 0).nonzero()[:, 0], (matched < 0).nonzero()[:, 0]
-    positive = _some(positive, int(count * positive_fraction))
-    return torch.cat([positive, _some(negative, count - len(positive))])
+def sample(matched: Tensor, there: Tensor, count: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
+    """By chance at most `count` boxes of each image, at most this fraction of them matched.
+
+    Of b n boxes, some of which only fill up, b k indices and which of these count: of an image, matched ones first.
+    """
+    positive, some = _some(there & (matched >= 0), int(count * positive_fraction))
+    negative, others = _some(there & (matched < 0), count)
+    room = count - some.sum(1, keepdim=True)
+    others &= torch.arange(others.shape[1], device=others.device) < room  # those that are there come first
+    return torch.cat([positive, negative], 1), torch.cat([some, others], 1)
 
 
-def _some(indices: Tensor, count: int) -> Tensor:
-    return indices[torch.randperm(len(indices), device=indices.device)[:count]]
+def _some(wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    chance = torch.rand(wanted.shape, device=wanted.device).masked_fill(~wanted, -1)
+    best, index = chance.topk(min(count, wanted.shape[1]), 1)
+    return index, best >= 0
 
 
 def _center_and_side(boxes: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,10 @@ from torch import nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RegionProposalNetwork
-from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from vir.heads.align import PyramidAlign
 from vir.heads.backbone import STRIDES, Backbone, BatchNorm, OutputNorm, create_body
 from vir.heads.box_heads import BoxHead, BoxLoss, four_conv_one_fc, two_fc
 from vir.heads.boxes import CodeWeights
@@ -58,7 +59,6 @@ STAGES = (
     StageRule(0.6, (20, 20, 10, 10), 0.5),
     StageRule(0.7, (30, 30, 15, 15), 0.25),
 )
-LEVELS = [str(i) for i in range(len(STRIDES))]
 BOX_SIZE, MASK_SIZE = 7, 14  # of the grid of features taken out of a box
 POOLING_GRIDS = (1, 2, 3, 6)
 AUXILIARY_WEIGHT = 0.4
@@ -110,9 +110,8 @@ def build_detector(
     fpn = FeaturePyramidNetwork(list(backbone.channels), width, LastLevelMaxPool())
     cascade = Cascade(
         [_stage(rule, BOX_HEADS[box_head], classes, width, hidden) for rule in STAGES],
-        MultiScaleRoIAlign(LEVELS, BOX_SIZE, sampling_ratio=2),
-        MultiScaleRoIAlign(LEVELS, MASK_SIZE, sampling_ratio=2),
-        stride=STRIDES[0],
+        PyramidAlign(BOX_SIZE, STRIDES),
+        PyramidAlign(MASK_SIZE, STRIDES),
         samples=samples,
         positive_fraction=0.25,
         score_threshold=score_threshold,

@@ -4,34 +4,20 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import maskrcnn_loss
-from torchvision.ops import MultiScaleRoIAlign, batched_nms, clip_boxes_to_image, remove_small_boxes
+from torchvision.ops import batched_nms, remove_small_boxes
 
+from vir.heads.align import PyramidAlign
+from vir.heads.batch import Filled, Samples, Size, Truth, borders, choose, joined
 from vir.heads.box_heads import BOX_LOSSES, BoxLoss
-from vir.heads.boxes import SMALLEST_SIDE, CodeWeights, decode, match, sample
+from vir.heads.boxes import SMALLEST_SIDE, CodeWeights, decode
 from vir.heads.targets import Target
 
 Maps = dict[str, Tensor]
-Size = tuple[int, int]
-
-
-@dataclass
-class Samples:
-    """The boxes of one image that a stage learns from."""
-
-    boxes: Tensor  # m 4, matched ones first
-    matched: Tensor  # m, index of the truth or -1
-    labels: Tensor  # m, 0 for background
-    own: Tensor  # m, whether a box is a proposal, and not a truth that was put among them
-
-    @property
-    def positive(self) -> Tensor:
-        return self.matched >= 0
 
 
 class CascadeStage(nn.Module):
@@ -57,33 +43,23 @@ class CascadeStage(nn.Module):
         self.box_loss_weight = box_loss_weight
         self.loss_weight = loss_weight
 
-    def moved(self, boxes: Sequence[Tensor], code: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
-        """The boxes of each image where this stage wants them, cut at the border."""
-        moved = decode(code.detach(), torch.cat(list(boxes)), self.code_weights).split([len(b) for b in boxes])
-        return [clip_boxes_to_image(b, size) for b, size in zip(moved, sizes, strict=True)]
+    def moved(self, boxes: Tensor, code: Tensor, border: Tensor) -> Tensor:
+        """The boxes where this stage wants them, each cut at the border of its image."""
+        return decode(code.detach(), boxes, self.code_weights).clamp(min=0).minimum(border)
 
-    def box_losses(
-        self, logits: Tensor, code: Tensor, samples: Sequence[Samples], targets: Sequence[Target]
-    ) -> tuple[Tensor, Tensor]:
+    def box_losses(self, logits: Tensor, code: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Of classes and of boxes, both as means over all samples: few matches must not weigh as much as many."""
-        labels, positive = torch.cat([s.labels for s in samples]), torch.cat([s.positive for s in samples])
-        boxes = torch.cat([s.boxes for s in samples])[positive]
-        truth = torch.cat([t["boxes"][s.matched[s.positive]] for s, t in zip(samples, targets, strict=True)])
-        count = max(1, len(labels))
-        classes = F.cross_entropy(logits, labels, reduction="sum") / count
-        moves = BOX_LOSSES[self.box_loss](code[positive], boxes, truth, self.code_weights) / count
-        return self.loss_weight * classes, self.loss_weight * self.box_loss_weight * moves
+        count = max(1, len(samples.labels))
+        classes = F.cross_entropy(logits, samples.labels, reduction="sum") / count
+        positive = samples.positive
+        loss = BOX_LOSSES[self.box_loss](code[positive], samples.boxes[positive], samples.truth, self.code_weights)
+        return self.loss_weight * classes, self.loss_weight * self.box_loss_weight * loss / count
 
-    def mask_loss(self, logits: Tensor, samples: Sequence[Samples], targets: Sequence[Target]) -> Tensor:
+    def mask_loss(self, logits: Tensor, samples: Samples, targets: Sequence[Target]) -> Tensor:
         """Of the masks of matched boxes, each in the channel of its class."""
-        loss = maskrcnn_loss(
-            logits.float(),
-            [s.boxes[s.positive] for s in samples],
-            [t["masks"] for t in targets],
-            [t["labels"] for t in targets],
-            [s.matched[s.positive] for s in samples],
-        )
-        return self.loss_weight * loss
+        boxes, matched = samples.by_image(samples.boxes[samples.positive], samples.matched)
+        masks, labels = [t["masks"] for t in targets], [t["labels"] for t in targets]
+        return self.loss_weight * maskrcnn_loss(logits.float(), boxes, masks, labels, matched)
 
 
 class Cascade(nn.Module):
@@ -97,10 +73,9 @@ class Cascade(nn.Module):
     def __init__(
         self,
         stages: Sequence[CascadeStage],
-        box_pool: MultiScaleRoIAlign,
-        mask_pool: MultiScaleRoIAlign,
+        box_pool: PyramidAlign,
+        mask_pool: PyramidAlign,
         *,
-        stride: int,  # of the largest map
         samples: int,
         positive_fraction: float,
         score_threshold: float,
@@ -111,7 +86,6 @@ class Cascade(nn.Module):
         self.stages = nn.ModuleList(stages)
         self.box_pool = box_pool
         self.mask_pool = mask_pool
-        self.stride = stride
         self.samples = samples
         self.positive_fraction = positive_fraction
         self.score_threshold = score_threshold
@@ -131,18 +105,19 @@ class Cascade(nn.Module):
         self, maps: Maps, proposals: list[Tensor], sizes: list[Size], targets: list[Target]
     ) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
+        levels = self.levels(maps)
+        filled, truth = Filled.up(proposals), Truth.of(targets)
+        border = borders(sizes, filled.boxes)
         for number, stage in enumerate(self.stages, 1):
             assert isinstance(stage, CascadeStage)
-            samples = [self.chosen(boxes, t, stage.iou) for boxes, t in zip(proposals, targets, strict=True)]
-            boxes = [s.boxes for s in samples]
-            logits, code = stage.box_head(self.pooled(self.box_pool, maps, boxes))
-            classes, moves = stage.box_losses(logits, code, samples, targets)
-            inside = self.pooled(self.mask_pool, maps, [s.boxes[s.positive] for s in samples])
+            samples = choose(filled, truth, stage.iou, self.samples, self.positive_fraction)
+            logits, code = stage.box_head(self.box_pool(levels, samples.boxes, samples.image))
+            classes, moves = stage.box_losses(logits, code, samples)
+            positive = samples.positive
+            inside = self.mask_pool(levels, samples.boxes[positive], samples.image[positive])
             masks = stage.mask_loss(stage.mask_head(inside), samples, targets)
             losses |= {f"loss_class_{number}": classes, f"loss_box_{number}": moves, f"loss_mask_{number}": masks}
-            moved = stage.moved(boxes, code, sizes)
-            proposals = [b[s.own] for b, s in zip(moved, samples, strict=True)]
-            proposals = [b[remove_small_boxes(b, SMALLEST_SIDE)] for b in proposals]
+            filled = samples.proposals(stage.moved(samples.boxes, code, border[samples.image]))
         return losses
 
     def detect(self, maps: Maps, proposals: list[Tensor], sizes: list[Size]) -> list[Target]:
@@ -151,30 +126,20 @@ class Cascade(nn.Module):
         masks = self.masks(maps, [f["boxes"] for f in found], [f["labels"] for f in found])
         return [{**f, "masks": mask} for f, mask in zip(found, masks, strict=True)]
 
-    def chosen(self, proposals: Tensor, target: Target, iou: float) -> Samples:
-        """Some of the proposals and the truth itself, without which a first stage that knows nothing had no match."""
-        boxes = torch.cat([proposals, target["boxes"]])
-        matched = match(boxes, target["boxes"], iou)
-        index = sample(matched, self.samples, self.positive_fraction)
-        matched = matched[index]
-        labels = torch.zeros_like(matched)
-        labels[matched >= 0] = target["labels"][matched[matched >= 0]]
-        return Samples(boxes[index], matched, labels, index < len(proposals))
-
-    def pooled(self, pool: MultiScaleRoIAlign, maps: Maps, boxes: list[Tensor]) -> Tensor:
-        # The pool guesses its strides from the first image it is told of; a small one, filled up, would mislead it.
-        rows, cols = next(iter(maps.values())).shape[-2:]
-        return pool(maps, boxes, [(rows * self.stride, cols * self.stride)])
+    def levels(self, maps: Maps) -> list[Tensor]:
+        """The maps that boxes are looked up in: all but the smallest, which is for proposals alone."""
+        return list(maps.values())[: len(self.box_pool.strides)]
 
     def scored(self, maps: Maps, proposals: list[Tensor], sizes: list[Size]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """For each image the mean of the stages' probabilities, and the boxes of the last stage."""
-        boxes, scores = proposals, []
+        boxes, image, counts = joined(proposals)
+        levels, border, scores = self.levels(maps), borders(sizes, boxes)[image], []
         for stage in self.stages:
             assert isinstance(stage, CascadeStage)
-            logits, code = stage.box_head(self.pooled(self.box_pool, maps, boxes))
+            logits, code = stage.box_head(self.box_pool(levels, boxes, image))
             scores.append(logits.softmax(1))
-            boxes = stage.moved(boxes, code, sizes)
-        return torch.stack(scores).mean(0).split([len(b) for b in boxes]), boxes
+            boxes = stage.moved(boxes, code, border)
+        return torch.stack(scores).mean(0).split(counts), list(boxes.split(counts))
 
     def best(self, scores: Tensor, boxes: Tensor) -> Target:
         """What one image shows: sure enough, large enough, and each object once."""
@@ -187,8 +152,9 @@ class Cascade(nn.Module):
 
     def masks(self, maps: Maps, boxes: list[Tensor], labels: list[Tensor]) -> tuple[Tensor, ...]:
         """For each image a probability `n 1 rows cols` in the frame of each box."""
-        inside = self.pooled(self.mask_pool, maps, boxes)
+        every, image, counts = joined(boxes)
+        inside = self.mask_pool(self.levels(maps), every, image)
         channel = torch.cat(labels)
         index = torch.arange(len(channel), device=channel.device)
         logits = [stage.mask_head(inside).float()[index, channel] for stage in self.stages]  # type: ignore[operator]
-        return torch.stack(logits).mean(0).sigmoid()[:, None].split([len(b) for b in boxes])
+        return torch.stack(logits).mean(0).sigmoid()[:, None].split(counts)
