@@ -104,13 +104,17 @@ def test_names_without_weights_stay_untrained_and_large() -> None:
 @pytest.mark.parametrize("name", sorted(weights.shipped()))
 def test_what_ships_is_whole_and_says_where_it_is_from(name: str) -> None:
     model, card = load_model(name)
-    by_timm = timm.create_model(name, pretrained=True).eval()
-    assert by_timm.pretrained_cfg["label_names"] == list(card.classes)
     image = torch.randn(1, 3, card.size, card.size)
     with torch.inference_mode():
         logits = model(image)
-        assert torch.isfinite(logits).all()
-        assert torch.equal(by_timm(image), logits)
+    assert torch.isfinite(logits).all()
+    if timm.is_model(name.partition(".")[0]):
+        by_timm = timm.create_model(name, pretrained=True).eval()
+        assert by_timm.pretrained_cfg["label_names"] == list(card.classes)
+        with torch.inference_mode():
+            assert torch.equal(by_timm(image), logits)
+    else:
+        assert card.model_args, "timm could build it from its name, so it must have the name that timm knows"
     file = weights.shipped()[name]
     assert file.stat().st_size < 12e6
     words = file.with_suffix(".md").read_text()

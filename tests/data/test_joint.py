@@ -19,7 +19,7 @@ from vir.data.joint import (
 from vir.data.loading import Share, judging_batches, seeded, training_batches
 from vir.data.objects import open_objects
 from vir.data.scenes import VOID
-from vir.data.truth import Target, Truth
+from vir.data.truth import Target, Truth, masks_of
 
 SMALL = ForDetection(short=(40, 56, 72), longest=150, crop=(20, 45), before_crop=(40, 60), jitter=(0.1, 0.1, 0.1, 0.02))
 
@@ -142,6 +142,26 @@ def test_an_object_without_a_pixel_is_left_out_whatever_its_box() -> None:
     assert left["area"].tolist() == [35.0]
     assert left["masks"].dtype == torch.bool
     assert torch.equal(left["masks"], masks[1:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_map_of_numbers_goes_the_way_of_its_masks(seed: int) -> None:
+    """Flips, crops, sizes, and what they leave nothing of, for objects with holes and in several parts."""
+    image, target = bright_objects(7)
+    holes = torch.rand(7, 60, 90, generator=torch.Generator().manual_seed(seed)) < 0.7
+    target["masks"] = target["masks"] & holes
+    target["iscrowd"][2] = 1
+    numbers = (target["masks"] * torch.arange(1, 8)[:, None, None]).sum(0).to(torch.int32)
+    transform = ForDetection(short=(40, 56), longest=150, crop=(9, 25), before_crop=(40, 60), upside_down=0.5)
+    with seeded(seed):
+        pixels, want = transform(image, target)
+    with seeded(seed):
+        same, got = transform(image, {**target, "masks": numbers})
+    assert torch.equal(pixels, same)
+    assert got["masks"].shape == pixels.shape[1:]
+    for name in ("boxes", "labels", "area"):
+        assert torch.equal(got[name], want[name])
+    assert torch.equal(masks_of(got), want["masks"])
 
 
 def test_crowds_are_not_learned_as_objects() -> None:

@@ -14,6 +14,7 @@ from vir.data import rle
 from vir.data.images import UnreadableImage, open_image, open_numbers, read_header, turned
 from vir.data.objects import open_objects
 from vir.data.sets import NoImages
+from vir.data.truth import masks_of
 
 SQUARE = [2.0, 1.0, 6.0, 1.0, 6.0, 4.0, 2.0, 4.0]
 CATEGORIES = [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": 90, "name": "bird"}]
@@ -300,8 +301,10 @@ def test_masks_of_numbered_objects_with_a_split_file(tmp_path: Path) -> None:
     assert target["boxes"].tolist() == [[0, 0, 12, 8], [2, 1, 6, 4]]
     assert target["area"].tolist() == [7, 12]
     truth = sets["val"].truth(0).target()
-    for name in ("boxes", "labels", "masks", "iscrowd", "area"):
+    for name in ("boxes", "labels", "iscrowd", "area"):
         assert torch.equal(target[name], truth[name])
+    assert target["masks"].shape == (8, 12)  # one map for both
+    assert torch.equal(masks_of(target), truth["masks"])
     (tmp_path / "split.txt").write_text("a train\nb vall\n")
     with pytest.raises(NoImages, match="line 2"):
         open_objects(tmp_path)
@@ -348,7 +351,7 @@ def test_masks_that_do_not_fit(tmp_path: Path) -> None:
         objects.read(1)
     with pytest.raises(UnreadableImage, match="not an image"):
         objects.read(2)
-    assert objects.read(3)[1]["masks"].shape == (0, 8, 12)
+    assert masks_of(objects.read(3)[1]).shape == (0, 8, 12)
 
 
 def test_a_mask_of_an_image_as_stored_turns_with_it(tmp_path: Path) -> None:
@@ -368,7 +371,7 @@ def test_an_image_of_one_pixel(tmp_path: Path) -> None:
         Image.new("L", (1, 1), 9).save(tmp_path / part / "masks" / "a.png")
     _, target = open_objects(tmp_path)["train"].read(0)
     assert target["boxes"].tolist() == [[0, 0, 1, 1]]
-    assert target["masks"].tolist() == [[[True]]]
+    assert masks_of(target).tolist() == [[[True]]]
 
 
 def test_a_palette_gives_its_indices_and_one_bit_its_one(tmp_path: Path) -> None:

@@ -39,6 +39,26 @@ def test_contenders_are_measured_and_drawn(name: str, tmp_path: Path, monkeypatc
     assert (tmp_path / "again.png").read_bytes() == plot.read_bytes()
 
 
+def test_tiles_at_the_border_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "TILE", 64)
+    seen: list[torch.Tensor] = []
+
+    class Model(torch.nn.Module):
+        head = torch.nn.Identity()
+
+        def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return x.mean((1, 2, 3))
+
+    image = streaming.MadePixels(150, 100)
+    streaming.in_tiles(Model(), image, torch.device("cpu"), torch.float32)
+    tiles = torch.cat(seen)
+    assert tiles.shape == (3 * 2, 3, 64, 64)
+    whole = torch.cat([torch.cat(list(row), 2) for row in tiles.split(2)], 1)
+    expected = torch.from_numpy(image.read_rows(0, 150)).permute(2, 0, 1).float() / 127.5 - 1
+    assert torch.allclose(whole[:, :150, :100], expected, atol=1e-6)
+
+
 def test_what_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(streaming.KINDS, "S", "tiny")
     monkeypatch.setattr(streaming, "_in_a_fresh_process", lambda *_: 1)

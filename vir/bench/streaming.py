@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import timm
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vir.bench.gpu import peak_gpu_memory
@@ -22,6 +23,7 @@ from vir.streaming.engine import bands, default_rows
 TILE = 1024  # pixels of a side, the usual way with large images
 TILES = {"cpu": 2, "cuda": 32}  # at a time
 CLASSES = 10  # of the map that is made: as many as of land use, so that the model is measured and not the copying
+PERIOD, AT_A_TIME = 997, 4096  # rows of pixels that are made, and that are read without a copy
 KINDS = {"S": "small", "B": "base", "L": "large"}
 
 
@@ -40,14 +42,17 @@ class Row:
 
 
 class MadePixels:
-    """An image of any height that is nowhere: rows are made when they are asked for."""
+    """An image of any height that is nowhere: its rows come again and again, and reading some of them costs nothing."""
 
     def __init__(self, height: int, width: int) -> None:
         self.shape = height, width, 3
-        self.rows = np.random.default_rng(0).integers(0, 255, (997, width, 3), dtype=np.uint8)
+        rows = np.random.default_rng(0).integers(0, 255, (PERIOD, width, 3), dtype=np.uint8)
+        self.rows = np.resize(rows, (PERIOD + min(height, AT_A_TIME), width, 3))
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.rows[np.arange(start, stop) % len(self.rows)]
+        if stop - start <= len(self.rows) - PERIOD:
+            return self.rows[start % PERIOD :][: stop - start]
+        return self.rows[np.arange(start, stop) % PERIOD]
 
 
 Run = Callable[[nn.Module, MadePixels, torch.device, torch.dtype], None]
@@ -62,17 +67,23 @@ def streamed(model: nn.Module, image: MadePixels, device: torch.device, dtype: t
 
 @torch.inference_mode()
 def in_tiles(model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype) -> None:
-    """Each tile for itself: nothing is seen beyond its border."""
+    """Each tile for itself: nothing is seen beyond its border. Rows are moved whole, and cut where the model is."""
     height, width, _ = image.shape
     waiting: list[torch.Tensor] = []
     for top in range(0, height, TILE):
-        rows = image.read_rows(top, min(top + TILE, height))
-        waiting += [torch.from_numpy(rows[:, left : left + TILE].copy()) for left in range(0, width, TILE)]
+        rows = torch.from_numpy(image.read_rows(top, min(top + TILE, height))).to(device)
+        missing = _to_a_tile(width), _to_a_tile(height) if top + TILE > height else 0
+        waiting += F.pad(rows, (0, 0, 0, missing[0], 0, missing[1])).split(TILE, 1)
         last = top + TILE >= height
         while waiting and (last or len(waiting) >= TILES[device.type]):
             some, waiting = waiting[: TILES[device.type]], waiting[TILES[device.type] :]
-            x = _normalized(torch.stack(some).to(device), dtype)
+            x = _normalized(torch.stack(some), dtype)
             model.head(model.forward_features(x)).float().cpu()  # type: ignore[operator]
+
+
+def _to_a_tile(side: int) -> int:
+    """What is missing to whole tiles; an image that is smaller than a tile stays as it is."""
+    return -side % TILE if side > TILE else 0
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from vir.data.scenes import VOID
-from vir.data.truth import Target, areas_of
+from vir.data.truth import Target, areas_of, renumbered
 
 Colours = tuple[float, float, float]
 Jitter = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
@@ -77,18 +77,24 @@ class _Example:
 
     image: tv_tensors.Image
     boxes: tv_tensors.BoundingBoxes
-    masks: tv_tensors.Mask
+    masks: tv_tensors.Mask  # n h w, or the one map of all
+    numbered: bool  # which of them
     labels: Tensor
     image_id: int
 
     @classmethod
     def of(cls, image: Image.Image, target: Target) -> "_Example":
         single = target["iscrowd"] == 0
-        masks = _those(target["masks"], single).view(torch.uint8)  # torchvision resizes nothing smaller
+        numbered = target["masks"].ndim == 2
+        if numbered:
+            masks = renumbered(target["masks"], single)[None]
+        else:
+            masks = _those(target["masks"], single).view(torch.uint8)  # torchvision resizes nothing smaller
         return cls(
             tv_tensors.Image(F.pil_to_tensor(image)),
             tv_tensors.BoundingBoxes(target["boxes"][single], format="XYXY", canvas_size=(image.height, image.width)),
             tv_tensors.Mask(masks),
+            numbered,
             target["labels"][single],
             target["image_id"],
         )
@@ -115,20 +121,25 @@ class _Example:
 
     def _tighten(self, cut: Tensor) -> None:
         """Boxes around what is seen of objects that were cut; one of which nothing is seen has a box without area."""
-        masks = self.masks.as_subclass(Tensor)[cut]
+        masks = self.masks.as_subclass(Tensor)
+        masks = masks == cut.nonzero()[:, :, None] + 1 if self.numbered else masks[cut]
         tight = masks_to_boxes(masks)
         tight[:, 2:] += masks.flatten(1).any(1)[:, None]  # it gives the last pixels, and the box ends behind them
         self.boxes[cut] = tight
 
     def target(self) -> Target:
         """What is left of the objects, as plain tensors."""
-        boxes, masks = self.boxes.as_subclass(Tensor), self.masks.as_subclass(Tensor).contiguous().view(torch.bool)
-        area = areas_of(masks)
+        boxes, masks = self.boxes.as_subclass(Tensor), self.masks.as_subclass(Tensor).contiguous()
+        if self.numbered:
+            area = masks.flatten().bincount(minlength=len(boxes) + 1)[1:].float()
+        else:
+            masks = masks.view(torch.bool)
+            area = areas_of(masks)
         kept = ((boxes[:, 2:] - boxes[:, :2]) >= LEAST_SIDE).all(1) & (area > 0)
         return Target(
             boxes=boxes[kept],
             labels=self.labels[kept],
-            masks=_those(masks, kept),
+            masks=renumbered(masks[0], kept) if self.numbered else _those(masks, kept),
             iscrowd=torch.zeros(int(kept.sum()), dtype=torch.int64),
             area=area[kept],
             image_id=self.image_id,

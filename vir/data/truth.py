@@ -18,7 +18,7 @@ class Target(TypedDict):
 
     boxes: Tensor  # n 4: left, top, right, bottom
     labels: Tensor  # n: 1 is the first class
-    masks: Tensor  # n h w, bool
+    masks: Tensor  # n h w, bool; or h w, where objects do not overlap: the pixels of object i have the number i + 1
     iscrowd: Tensor  # n
     area: Tensor  # n
     image_id: int
@@ -143,6 +143,23 @@ def truth_of_numbers(numbers: np.ndarray, image_id: int) -> Truth:
             )
         )
     return Truth(image_id, width, height, tuple(objects))
+
+
+def masks_of(target: Target) -> Tensor:
+    """A mask for every object, n h w. On the way to a model one map of numbers is enough, and far less to move."""
+    masks = target["masks"]
+    if masks.ndim == 3:
+        return masks
+    return masks == torch.arange(1, len(target["labels"]) + 1, device=masks.device)[:, None, None]
+
+
+def renumbered(numbers: Tensor, kept: Tensor) -> Tensor:
+    """A map of numbered objects with some of them left out, the others numbered without gaps."""
+    if bool(kept.all()):
+        return numbers
+    new = torch.cat([kept.new_zeros(1), kept]).cumsum(0, dtype=numbers.dtype)
+    new[1:][~kept] = 0
+    return new[numbers.long()]
 
 
 def areas_of(masks: Tensor) -> Tensor:

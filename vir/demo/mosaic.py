@@ -139,7 +139,7 @@ def draw(mosaic: Mosaic, judged: MapJudgement, classes: Sequence[str], file: Pat
     pictures: dict[str, Any] = {
         "image": _small(mosaic),
         "truth": colours[mosaic.truth],
-        f"streamed: {100 * judged.images:.1f} % right": colours[judged.map],
+        f"streamed: {100 * judged.images:.1f} % of images right": colours[judged.map],
         f"images alone: {100 * judged.alone:.1f} % right": colours[judged.map_alone],
     }
     height = 4.2 * mosaic.rows / mosaic.columns

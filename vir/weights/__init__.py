@@ -1,4 +1,8 @@
-"""Weights that ship with the package: every .safetensors file in this folder, named model.data, its card inside."""
+"""Weights that ship with the package: every .safetensors file in this folder, named model.data, its card inside.
+
+timm offers those named after one of its models. A model with arguments of its own, which no name tells timm, is named
+otherwise and found by our commands and `vir.checkpoint.load_model` alone.
+"""
 
 import json
 from pathlib import Path

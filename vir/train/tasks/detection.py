@@ -9,6 +9,7 @@ from vir.data.dense import DenseBatch, DenseExamples
 from vir.data.joint import ForDetection, ForJudgingDetection
 from vir.data.loading import judging_batches, seed_from
 from vir.data.objects import open_objects
+from vir.data.truth import masks_of
 from vir.evaluate.by_task import most_objects
 from vir.evaluate.detection import DetectionJudgement, judge_detection
 from vir.train.tasks.base import DROPOUT, Numbers
@@ -32,7 +33,7 @@ class Detection(DenseTask):
     def loss(self, model: nn.Module, batch: DenseBatch, numbers: Numbers) -> tuple[Tensor, Tensor]:
         batch = batch.to(self.device)
         torch.manual_seed(seed_from(*numbers, DROPOUT))  # of sizes and samples, too
-        losses = model(batch.images, batch.targets)
+        losses = model(batch.images, [{**target, "masks": masks_of(target)} for target in batch.targets])
         return torch.stack([x.float() for x in losses.values()]).sum(), torch.zeros((), device=self.device)
 
     def judge(self, model: nn.Module) -> DetectionJudgement:
