@@ -174,7 +174,9 @@ def test_what_does_not_fit_is_said(data: dict[str, Path], tmp_path: Path) -> Non
 def test_recipes_build_and_tell_their_plan(data: dict[str, Path]) -> None:
     names = [name for name, make in RECIPES.items() if make().task != "classification"]
     assert len(names) == 12
-    said = told(["train", "street_scenes", "--data", str(data["segmentation"]), "--batch", "4", "--dry-run"])
+    changed = ["--batch", "4", "--colour-jitter", "0.7"]
+    said = told(["train", "street_scenes", "--data", str(data["segmentation"]), *changed, "--dry-run"])
     assert "segmentation" in said
+    assert "colour_jitter 0.7" in said
     assert "12 to learn from, 4 to judge by" in said
     assert re.search(r"6\.\d\d million parameters", said)

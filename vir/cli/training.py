@@ -17,6 +17,9 @@ Rate = Annotated[float | None, typer.Option("--lr", help="Highest learning rate.
 Seed = Annotated[int | None, typer.Option(help="Another seed, another run; the same seed, the same run.", min=0)]
 Mixup = Annotated[float | None, typer.Option(help="Strength of mixup; 0 is off.", min=0)]
 Cutmix = Annotated[float | None, typer.Option(help="Strength of cutmix; 0 is off.", min=0)]
+ColourJitter = Annotated[
+    float | None, typer.Option(help="Strength of changes of brightness, contrast and saturation; 0 is off.", min=0)
+]
 Average = Annotated[
     float | None, typer.Option("--ema", help="Decay of averaged weights, such as 0.999; 0 is off.", min=0, max=1)
 ]
@@ -68,6 +71,7 @@ def train(
     seed: Seed = None,
     mixup: Mixup = None,
     cutmix: Cutmix = None,
+    colour_jitter: ColourJitter = None,
     ema: Average = None,
     clip: Clip = None,
     precision: Precision = None,
@@ -97,7 +101,7 @@ def train(
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
-        "form": form, "recorded": recorded, "judged_every": judged_every,
+        "form": form, "recorded": recorded, "judged_every": judged_every, "colour_jitter": colour_jitter,
         "model": model, "model_args": model_args,
     }  # fmt: skip
     chosen = _changed(base, changes)
@@ -119,6 +123,7 @@ def finetune(
     seed: Seed = None,
     mixup: Mixup = None,
     cutmix: Cutmix = None,
+    colour_jitter: ColourJitter = None,
     ema: Average = None,
     clip: Clip = None,
     precision: Precision = None,
@@ -156,7 +161,7 @@ def finetune(
     changes = {
         "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
-        "form": form, "recorded": recorded, "judged_every": judged_every,
+        "form": form, "recorded": recorded, "judged_every": judged_every, "colour_jitter": colour_jitter,
         "model": card.model, "model_args": base.model_args | _arguments(arguments),
     }  # fmt: skip
     chosen = _changed(base, changes)
