@@ -33,7 +33,7 @@ class PyramidAlign(nn.Module):
                 for x, some, stride in zip(maps, rois.split(counts), self.strides, strict=True)
             ]
         )
-        return found[order.argsort()]
+        return torch.empty_like(found).index_copy(0, order, found)
 
     def level(self, boxes: Tensor) -> Tensor:
         side = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
