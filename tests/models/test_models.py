@@ -210,7 +210,7 @@ def test_traced_graph_agrees_at_every_size(family: str, retention: str, device: 
     model = small(family, retention=retention).to(device).eval()
     with torch.inference_mode():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        for size in ((64, 64), (70, 150), (320, 320)):
+        for size in ((70, 150), (320, 320)):
             assert (compiled(image(*size).to(device)) - model(image(*size).to(device))).abs().max() < 1e-4
 
 
