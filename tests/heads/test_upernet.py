@@ -105,6 +105,22 @@ def test_ignored_pixels_teach_nothing() -> None:
     assert pixel_loss(logits, torch.full_like(labels, IGNORE)) == 0
 
 
+def test_only_the_hardest_pixels_teach() -> None:
+    logits = torch.zeros(1, 2, 2, 4, requires_grad=True)
+    with torch.no_grad():
+        logits[0, 1] = torch.tensor([[3.0, -1, 0, 2], [-3, 1, 5, 9]])
+    labels = torch.zeros(1, 2, 4, dtype=torch.long)
+    labels[0, 1, 3] = IGNORE  # the hardest of all
+    loss = pixel_loss(logits, labels, hardest=3 / 8)
+    loss.backward()
+    taught = logits.grad.abs().sum(1)[0] > 0
+    assert taught.tolist() == [[True, False, False, True], [False, False, True, False]]
+    assert torch.allclose(loss, torch.log1p(torch.tensor([3.0, 2, 5]).exp()).mean())
+    assert torch.allclose(pixel_loss(logits, labels, hardest=0.999), pixel_loss(logits, labels))
+    with pytest.raises(ValueError, match="hardest=0"):
+        segmentor(hardest=0.0)
+
+
 def test_the_auxiliary_head_reads_stride_16_and_weighs_less() -> None:
     model = segmentor().train()
     for head in (model.classifier, model.auxiliary):

@@ -18,7 +18,7 @@ from vir.bench.gpu import peak_gpu_memory
 from vir.bench.measure import peak_memory, timing
 from vir.layers.retention import set_form
 from vir.streaming import Streamer
-from vir.streaming.engine import bands, default_rows
+from vir.streaming.engine import bands, default_rows, rows_ahead
 
 TILE = 1024  # pixels of a side, the usual way with large images
 TILES = {"cpu": 2, "cuda": 32}  # at a time
@@ -67,14 +67,13 @@ def streamed(model: nn.Module, image: MadePixels, device: torch.device, dtype: t
 
 @torch.inference_mode()
 def in_tiles(model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype) -> None:
-    """Each tile for itself: nothing is seen beyond its border. Rows are moved whole, and cut where the model is."""
+    """Each tile for itself: nothing is seen beyond its border. Rows are read ahead, and cut where the model is."""
     height, width, _ = image.shape
     waiting: list[torch.Tensor] = []
-    for top in range(0, height, TILE):
-        rows = torch.from_numpy(image.read_rows(top, min(top + TILE, height))).to(device)
-        missing = _to_a_tile(width), _to_a_tile(height) if top + TILE > height else 0
+    for i, rows in enumerate(rows_ahead(image, 0, TILE, device)):
+        last = (i + 1) * TILE >= height
+        missing = _to_a_tile(width), _to_a_tile(height) if last else 0
         waiting += F.pad(rows, (0, 0, 0, missing[0], 0, missing[1])).split(TILE, 1)
-        last = top + TILE >= height
         while waiting and (last or len(waiting) >= TILES[device.type]):
             some, waiting = waiting[: TILES[device.type]], waiting[TILES[device.type] :]
             x = _normalized(torch.stack(some), dtype)

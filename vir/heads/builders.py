@@ -133,10 +133,16 @@ def build_segmentor(
     width: int = 512,
     auxiliary_width: int = 256,
     dropout: float = 0.1,
+    hardest: float = 1.0,
     **backbone_args: Any,
 ) -> UPerNet:
-    """UPerNet for labels 0 to `classes` - 1. Further arguments are those of `build_backbone` and of the model."""
+    """UPerNet for labels 0 to `classes` - 1. Further arguments are those of `build_backbone` and of the model.
+
+    `hardest` is the share of pixels, those that are wrong most, that a step of training learns from.
+    """
     _check_classes(classes)
+    if not 0 < hardest <= 1:
+        raise ValueError(f"hardest={hardest}, expected a share of the pixels, above 0 and at most 1.")
     backbone = build_backbone(name, **backbone_args)
     auxiliary = nn.Sequential(
         conv_norm_act(backbone.channels[AUXILIARY_LEVEL], auxiliary_width, 3),
@@ -149,6 +155,7 @@ def build_segmentor(
         auxiliary,
         classes=classes,
         auxiliary_weight=AUXILIARY_WEIGHT,
+        hardest=hardest,
         mean=mean,
         std=std,
     )

@@ -75,10 +75,18 @@ class UPerHead(nn.Module):
         return self.fuse(torch.cat([resized(x, size) for x in (top, *others)], 1))
 
 
-def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy over the pixels that teach something; zero where none does."""
-    loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
-    return loss / (labels != IGNORE).sum().clamp(min=1)
+def pixel_loss(logits: Tensor, labels: Tensor, hardest: float = 1.0) -> Tensor:
+    """Mean cross-entropy over the pixels that teach something; zero where none does.
+
+    With `hardest` below 1 only over so many, as a share of all pixels, that are wrong most: roads and skies are learned
+    soon, and would outvote poles and signs for the rest of a training.
+    """
+    taught = (labels != IGNORE).sum().clamp(min=1)
+    if hardest == 1:
+        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / taught
+    losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none").flatten()
+    count = max(1, round(hardest * losses.numel()))
+    return losses.topk(count, sorted=False).values.sum() / taught.clamp(max=count)
 
 
 class UPerNet(nn.Module):
@@ -96,6 +104,7 @@ class UPerNet(nn.Module):
         *,
         classes: int,
         auxiliary_weight: float,
+        hardest: float,
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
@@ -106,6 +115,7 @@ class UPerNet(nn.Module):
         self.auxiliary = auxiliary
         self.classes = classes
         self.auxiliary_weight = auxiliary_weight
+        self.hardest = hardest
         # Not part of the weights: they are arguments of the model.
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
@@ -127,7 +137,7 @@ class UPerNet(nn.Module):
         labels = self._checked(images, labels)
         auxiliary = self._at_size_of(images, self.auxiliary(maps[AUXILIARY_LEVEL]), STRIDES[AUXILIARY_LEVEL])
         return {
-            "loss_pixels": pixel_loss(logits, labels),
+            "loss_pixels": pixel_loss(logits, labels, self.hardest),
             "loss_auxiliary": self.auxiliary_weight * pixel_loss(auxiliary, labels),
         }
 

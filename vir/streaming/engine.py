@@ -4,7 +4,7 @@ A layer remembers a state and nothing else: in 1D one for the whole image, in 2D
 grow with the rows of an image, and the numbers are those of the whole image at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -73,8 +73,9 @@ class Streamer:
         self.sum = torch.zeros(model.embed_dim, dtype=torch.float64, device=self.device)  # of all patches' features
 
     @torch.no_grad()
-    def pass_band(self, pixels: np.ndarray) -> Band:
+    def pass_band(self, pixels: np.ndarray | Tensor) -> Band:
         """The next rows of pixels, `height width 3`: a multiple of the patch size, but for the last band."""
+        pixels = _as_tensor(pixels) if isinstance(pixels, np.ndarray) else pixels
         top = self.row
         rows = -(-pixels.shape[0] // self.patch)
         self._check_band(pixels, rows)
@@ -106,17 +107,14 @@ class Streamer:
             pooled = self.model.norm(x)[0, 0]
         return self.model.head(pooled)
 
-    def _normalized(self, pixels: np.ndarray) -> Tensor:
-        image = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(2, 0, 1)
-        largest = 255 if pixels.dtype == np.uint8 else 65535
+    def _normalized(self, pixels: Tensor) -> Tensor:
+        image = pixels.to(self.device).permute(2, 0, 1)
+        largest = 255 if pixels.dtype == torch.uint8 else 65535
         return ((image.float() / largest - self.mean) / self.std).to(self.dtype)[None]
 
-    def _check_band(self, pixels: np.ndarray, rows: int) -> None:
-        if pixels.dtype not in (np.uint8, np.uint16) or pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise CannotStream(
-                f"a band has shape {pixels.shape} and numbers of {pixels.dtype}, expected rows x {self.width} x 3 "
-                "of uint8 or uint16."
-            )
+    def _check_band(self, pixels: Tensor, rows: int) -> None:
+        if pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise CannotStream(f"a band has shape {tuple(pixels.shape)}, expected rows x {self.width} x 3.")
         if pixels.shape[1] != self.width:
             raise CannotStream(f"a band is {pixels.shape[1]} px wide, expected {self.width} px, the image's width.")
         end = self.row * self.patch + pixels.shape[0]
@@ -171,16 +169,43 @@ def default_rows(cols: int, device: str) -> int:
 
 def bands(streamer: Streamer, reader: Reader, rows: int) -> Iterator[Band]:
     """From where the streamer stands to the end. While a band passes, the next one is read."""
-    step = rows * streamer.patch
+    start, step = streamer.row * streamer.patch, rows * streamer.patch
+    for pixels in rows_ahead(reader, start, step, streamer.device):
+        yield streamer.pass_band(pixels)
 
-    def read(start: int) -> np.ndarray | None:
-        return reader.read_rows(start, min(start + step, streamer.height)) if start < streamer.height else None
+
+def rows_ahead(reader: Reader, start: int, step: int, device: torch.device) -> Iterator[Tensor]:
+    """The rows of an image from `start` on, on the device, some at a time: the next ones come while these are used."""
+    height = reader.shape[0]
+    move = _mover(device)
+
+    def read(top: int) -> Tensor:
+        return move(_as_tensor(reader.read_rows(top, min(top + step, height))))
 
     with ThreadPoolExecutor(1) as ahead:
-        start = streamer.row * streamer.patch
-        pixels = read(start)
-        while pixels is not None:
-            start += step
-            following = ahead.submit(read, start)
-            yield streamer.pass_band(pixels)
-            pixels = following.result()
+        waiting = ahead.submit(read, start) if start < height else None
+        while waiting is not None:
+            pixels, start = waiting.result(), start + step
+            waiting = ahead.submit(read, start) if start < height else None
+            yield pixels
+
+
+def _as_tensor(pixels: np.ndarray) -> Tensor:
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise CannotStream(f"a band has numbers of {pixels.dtype}, expected uint8 or uint16.")
+    return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+def _mover(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """To a device, from another thread, beside the work that goes on there."""
+    if device.type != "cuda":
+        return lambda pixels: pixels.to(device)
+    work, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+
+    def move(pixels: Tensor) -> Tensor:
+        with torch.cuda.stream(beside):
+            moved = pixels.to(device)  # waits until all of it is there
+        moved.record_stream(work)  # so that its memory is not used again too soon
+        return moved
+
+    return move
