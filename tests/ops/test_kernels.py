@@ -76,6 +76,18 @@ def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -
     check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("segments", [20], indirect=True)
+def test_1d_many_segments(segments: None) -> None:
+    """They are joined 16 at a time."""
+    q, k, v, gamma = inputs(39, 16, 16, batch=1)
+    first = torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    want, last = ops.retention_1d_stream(q, k, v, gamma, first)
+    there = [x.to(DEVICE, torch.float32) for x in (q, k, v)]
+    out, state = kernels.sequence(*there, gamma.to(DEVICE), 16**-0.5, torch.float32, first.float().to(DEVICE), True)
+    close("out", out, want, 1e-5)
+    close("state", state, last, 1e-5)
+
+
 @pytest.mark.parametrize("segments", [2], indirect=True)
 def test_1d_tokens_that_have_faded_are_not_missed(segments: None) -> None:
     """Segments longer than a head remembers, after tokens a thousand times larger."""
@@ -170,6 +182,22 @@ def test_2d_stream_passes_states_and_their_gradients(rows: list[int]) -> None:
 
     for dtype in ROUNDED:
         check(run, case_2d((7, 5), False, 16, 16), dtype, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [([7], 5), ([3, 3, 1], 5), ([2, 1], 37)], ids=str)
+def test_2d_stream_without_gradients(rows: list[int], cols: int) -> None:
+    """It has kernels of its own; columns are joined 16 at a time."""
+    sizes = [cols * r for r in rows]
+    q, k, v, gamma = inputs(sum(sizes), 16, 40, batch=1)
+    want, last = ops.retention_2d_stream(q, k, v, gamma, cols)
+    for dtype in ROUNDED:
+        outs, state = [], None
+        for piece in zip(*(x.to(DEVICE, dtype).split(sizes, dim=1) for x in (q, k, v)), strict=True):
+            out, state = kernels.rows(*piece, gamma.to(DEVICE), 16**-0.5, dtype, cols, state)
+            outs.append(out)
+        assert outs[0].dtype == dtype
+        close("out", torch.cat(outs, dim=1), want, KERNEL_TOLERANCE[dtype])
+        close("state", state, last, KERNEL_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1e-6, 0.49, 1.0])

@@ -69,13 +69,15 @@ def rows(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, cols: int, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
-    done = [_rows(q, k, v, gamma.float(), scale, cols, state) for q, k, v, state in _launches(q, k, v, state)]
-    return _joined([out for out, _ in done]).to(dtype), _joined([end for _, end in done])
+    run = _way(_rows, operators.rows_now, _rows, q, k, v, state)
+    done = [run(q, k, v, gamma.float(), scale, cols, state, dtype) for q, k, v, state in _launches(q, k, v, state)]
+    return _joined([out for out, _ in done]), _joined([end for _, end in done])
 
 
 def _rows(
-    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, state: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, state: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
+    """Of parts that have gradients and can be traced."""
     height = q.shape[1] // cols
     out = operators.grid(q, k, v, gamma, scale, height, cols, torch.float32)
     made = operators.column_states(k, v, gamma, 1.0, cols, False)  # b h x k v
@@ -83,7 +85,7 @@ def _rows(
     if state is not None:
         out = out + operators.see_columns(q, state, gamma, scale, False, False, torch.float32)
         final = final + gamma[:, None, None, None] ** height * state
-    return out, final
+    return out.to(dtype), final
 
 
 def norm_serves(x: Tensor, weight: Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vir.layers.retention import stretch_decay
@@ -67,7 +68,7 @@ class Streamer:
         self.positions = None
         if model.pos_embed is not None:
             self.positions = Positions(model.pos_embed, model.patch_embed.grid_size, self.grid)
-        self.mean, self.std = (torch.tensor(x, device=self.device)[:, None, None] for x in (mean, std))
+        self.mean, self.std = (torch.tensor(x, device=self.device) for x in (mean, std))
         self.row = 0  # of patches: how far it has come
         self.states: list[Tensor | None] = [None] * len(model.blocks)
         self.sum = torch.zeros(model.embed_dim, dtype=torch.float64, device=self.device)  # of all patches' features
@@ -79,8 +80,7 @@ class Streamer:
         top = self.row
         rows = -(-pixels.shape[0] // self.patch)
         self._check_band(pixels, rows)
-        # A convolution leaves channels outermost; every layer after it would stumble over that.
-        x = self.model.patch_embed(self._normalized(pixels)).flatten(1, 2).contiguous()
+        x = self._embedded(self._normalized(pixels))
         if self.positions is not None:
             x = x + self.positions.of_rows(top, top + rows)
         for i, block in enumerate(self.model.blocks):
@@ -108,9 +108,16 @@ class Streamer:
         return self.model.head(pooled)
 
     def _normalized(self, pixels: Tensor) -> Tensor:
-        image = pixels.to(self.device).permute(2, 0, 1)
         largest = 255 if pixels.dtype == torch.uint8 else 65535
-        return ((image.float() / largest - self.mean) / self.std).to(self.dtype)[None]
+        return ((pixels.to(self.device).float() / largest - self.mean) / self.std).to(self.dtype)
+
+    def _embedded(self, image: Tensor) -> Tensor:
+        """Patches of `height width 3` by one product: a convolution takes twice as long over a single wide image."""
+        patch, proj = self.patch, self.model.patch_embed.proj
+        image = F.pad(image, (0, 0, 0, -image.shape[1] % patch, 0, -image.shape[0] % patch))
+        patches = image.unflatten(1, (-1, patch)).unflatten(0, (-1, patch)).permute(0, 2, 4, 1, 3)  # y x 3 patch patch
+        tokens = F.linear(patches.reshape(1, -1, 3 * patch**2), proj.weight.flatten(1), proj.bias)
+        return self.model.patch_embed.norm(tokens)
 
     def _check_band(self, pixels: Tensor, rows: int) -> None:
         if pixels.ndim != 3 or pixels.shape[2] != 3:
@@ -203,8 +210,10 @@ def _mover(device: torch.device) -> Callable[[Tensor], Tensor]:
     work, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
 
     def move(pixels: Tensor) -> Tensor:
+        held = pixels.pin_memory()  # else the driver copies it, and nothing can be started meanwhile
         with torch.cuda.stream(beside):
-            moved = pixels.to(device)  # waits until all of it is there
+            moved = held.to(device, non_blocking=True)
+        beside.synchronize()
         moved.record_stream(work)  # so that its memory is not used again too soon
         return moved
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from vir.ops.triton.pieces import (
+    fading,
     first_of,
     load_rows,
     log2_decay,
@@ -76,12 +77,6 @@ def corner(
         part = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
         state += part * power(lg, above * ROWS)
     return state
-
-
-@triton.jit
-def fading(lg, steps):
-    """gamma^steps, and nothing of what lies ahead."""
-    return tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0)
 
 
 @triton.jit

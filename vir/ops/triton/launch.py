@@ -30,6 +30,7 @@ from vir.ops.triton.settings import (
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
 JOIN: Schedule = (4, 3, None)
+JOINED = {"SOME": 16, "PART": 64}  # states at a time, and numbers of each
 FEW_ROWS = 3  # of tiles: their states are added where they are seen, without a launch in between
 Strides = tuple[int, ...]
 _kept = lru_cache(maxsize=4096)
@@ -54,7 +55,9 @@ def _strides(*looks: Look) -> list[Strides]:
 
 def forget() -> None:
     """Drop all plans: for whoever changes the settings."""
-    for plans in (_walk_plan, _walk_back_plan, _line_states_plan, _apply_states_plan, _grid_plan):
+    for plans in (
+        _walk_plan, _walk_back_plan, _line_states_plan, _apply_states_plan, _join_columns_plan, _grid_plan,
+    ):  # fmt: skip
         plans.cache_clear()
 
 
@@ -140,11 +143,11 @@ def _starts(
     dtype: torch.dtype,
 ) -> Starts:
     (b, n, h, dk), dv = k[0], v[0][3]
-    segments, part = -(-n // length), 64
+    segments = -(-n // length)
     shape = (b, h, segments, dk, dv)
     made = _line_states_step(k, v, scale, 1, length, back, end, dtype)
-    constants = {"DK": dk, "DV": dv, "SEGMENTS": _block(segments), "PART": part, "START": start, "END": end}
-    grid = -(-dk * dv // part), b * h
+    constants = {"DK": dk, "DV": dv, **JOINED, "START": start, "END": end}
+    grid = -(-dk * dv // JOINED["PART"]), b * h
     joined = Step(lines.join_segments, grid, (*strides, segments, n, length, h), constants, JOIN)
     return Starts(shape, made, joined)
 
@@ -320,13 +323,17 @@ def apply_states(
     transposed: bool,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
+    other: Tensor | None = None,
 ) -> Tensor:
-    """What each token makes of the state of its column, `b n h v`; the states are `b h x k v`, or `b h x v k`."""
+    """What each token makes of the state of its column, `b n h v`, and `other` added to it, which is contiguous; the
+    states are `b h x k v`, or `b h x v k`."""
     q, states = _rows_whole(q), states.contiguous()
-    step = _apply_states_plan(_look(q), _look(states), _look(gamma), scale, back, transposed, dtype, out_dtype)
+    step = _apply_states_plan(
+        _look(q), _look(states), _look(gamma), scale, back, transposed, dtype, out_dtype, _look_if(other)
+    )  # fmt: skip
     dv = states.shape[3 if transposed else 4]
     out = torch.empty(*q.shape[:3], dv, device=q.device, dtype=out_dtype)
-    step.run(q, states, out, gamma)
+    step.run(q, states, out if other is None else other, out, gamma)
     return out
 
 
@@ -340,6 +347,7 @@ def _apply_states_plan(
     transposed: bool,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
+    other: Look | None,
 ) -> Step:
     (b, n, h, dk), of_states = q[0], states[0]
     cols, dv = of_states[2], of_states[3 if transposed else 4]
@@ -347,8 +355,36 @@ def _apply_states_plan(
     of_state = (1, dk) if transposed else (dv, 1)
     return _step(
         lines.apply_states, (cols, b * h), [*_strides(q), _contiguous(n, h, dv)],
-        (dk * dv, *of_state, n // cols, cols, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
+        (dk * dv, *of_state, n // cols, cols, h, scale), dk, dv, dtype, set_.schedule,
+        CHUNK=set_.chunk, OTHER=other is not None, BACK=back,
     )  # fmt: skip
+
+
+def rows(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, state: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """2D retention of whole rows, from the state of each column above them to that of the last row, `b h x k v`."""
+    height, state = q.shape[1] // cols, _whole(state)
+    if state is None:
+        out = grid(q, k, v, gamma, scale, height, cols, dtype=q.dtype, out_dtype=dtype)
+    else:
+        inside = grid(q, k, v, gamma, scale, height, cols, dtype=q.dtype, out_dtype=torch.float32)
+        out = apply_states(
+            q, state, gamma, scale, back=False, transposed=False, dtype=q.dtype, out_dtype=dtype, other=inside
+        )  # fmt: skip
+    made = line_states(k, v, gamma, 1.0, cols, height, back=False, dtype=k.dtype)
+    end = torch.empty_like(made)
+    _join_columns_plan(_look(made), _look(gamma), height, state is not None).run(
+        made, made if state is None else state, end, gamma
+    )
+    return out, end
+
+
+@_kept
+def _join_columns_plan(made: Look, gamma: Look, height: int, above: bool) -> Step:
+    b, h, cols, dk, dv = made[0]
+    constants = {"SIZE": dk * dv, **JOINED, "ABOVE": above}
+    return Step(lines.join_columns, (-(-dk * dv // JOINED["PART"]), b * h), (cols, height, h), constants, JOIN)
 
 
 class Grid(NamedTuple):

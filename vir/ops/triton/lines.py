@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from vir.ops.triton.pieces import (
+    fading,
     first_of,
     load_rows,
     log2_decay,
@@ -65,19 +66,20 @@ def line_states(
 
 @triton.jit
 def apply_states(
-    q_ptr, state_ptr, out_ptr, gamma_ptr,
+    q_ptr, state_ptr, other_ptr, out_ptr, gamma_ptr,
     q_b, q_n, q_h, out_b, out_n, out_h, state_line, state_k, state_v,
     rows, cols, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    OTHER: tl.constexpr, BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out_i = scale * gamma^(steps from the state to i) q_i . state, a state for each column."""
+    """out_i = scale * gamma^(steps from the state to i) q_i . state, a state for each column, and what else i saw."""
     col, bh = tl.program_id(0), tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
     q_ptr += first_of(batch, head, q_b, q_h, ALIGN) + tl.cast(col, tl.int64) * q_n
     out_ptr += first_of(batch, head, out_b, out_h, ALIGN) + tl.cast(col, tl.int64) * out_n
+    other_ptr += first_of(batch, head, out_b, out_h, ALIGN) + tl.cast(col, tl.int64) * out_n
     state_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + col) * state_line
     ok = state_mask(dk, dv, DK, DV)
     state = tl.load(state_ptr + state_offsets(dk, dv, state_k, state_v), mask=ok, other=0.0)
@@ -87,6 +89,9 @@ def apply_states(
         q = load_rows(q_ptr, tl.cast(i * cols, tl.int64) * q_n, row < rows, dk, DK, OPERAND)
         steps = (rows - 1 - row) if BACK else row + 1
         out = product(q, state, PRECISION) * (power(lg, tl.maximum(steps, 0)) * scale)[:, None]
+        if OTHER:
+            out += load_rows(other_ptr, tl.cast(i * cols, tl.int64) * out_n, row < rows, dv, DV, tl.float32)
+            other_ptr += tl.cast(CHUNK * cols, tl.int64) * out_n
         store_rows(out_ptr, tl.cast(i * cols, tl.int64) * out_n, row < rows, dv, DV, out)
         q_ptr += tl.cast(CHUNK * cols, tl.int64) * q_n
         out_ptr += tl.cast(CHUNK * cols, tl.int64) * out_n
@@ -96,31 +101,59 @@ def apply_states(
 def join_segments(
     state_ptr, start_ptr, end_ptr, gamma_ptr, start_k, start_v,
     segments, tokens, length, heads,
-    DK: tl.constexpr, DV: tl.constexpr, SEGMENTS: tl.constexpr, PART: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, SOME: tl.constexpr, PART: tl.constexpr,
     START: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     """In place, from the state that each segment makes to the state in which it begins; and the final one.
 
-    All segments are read at once, a part of the state per program: the sum over earlier segments is a small product
+    A part of the state per program, some segments at a time: the sum over earlier ones among them is a small product
     with their decays. The state from outside stands before the first.
     """
     part, bh = tl.program_id(0), tl.program_id(1)
     lg = log2_decay(gamma_ptr, bh % heads)
-    s, e = tl.arange(0, SEGMENTS), part * PART + tl.arange(0, PART)
-    ok = (s < segments)[:, None] & (e < DK * DV)[None, :]
-    known = (s < segments - (0 if END else 1))[:, None] & (e < DK * DV)[None, :]  # no segment follows the last
+    s, e = tl.arange(0, SOME), part * PART + tl.arange(0, PART)
+    known = segments - (0 if END else 1)  # no segment follows the last
     places = state_ptr + (tl.cast(bh, tl.int64) * segments * DK * DV + s[:, None] * (DK * DV) + e[None, :])
-    made = tl.load(places, mask=known, other=0.0)
-    between = (s[:, None] - 1 - s[None, :]) * length
-    weights = tl.where(between >= 0, power(lg, tl.maximum(between, 0)), 0.0)
-    begun = tl.dot(weights, made, input_precision="ieee")
-    outside = tl.zeros([PART], tl.float32)
+    weights = fading(lg, (s[:, None] - 1 - s[None, :]) * length)
+    state, final = tl.zeros([PART], tl.float32), tl.zeros([PART], tl.float32)
     if START:
         offsets = tl.cast(bh, tl.int64) * DK * DV + e // DV * start_k + e % DV * start_v
-        outside = tl.load(start_ptr + offsets, mask=e < DK * DV, other=0.0)
-        begun += power(lg, s * length)[:, None] * outside[None, :]
+        state = tl.load(start_ptr + offsets, mask=e < DK * DV, other=0.0)
+        final = power(lg, tokens) * state
+    for first in range(0, segments, SOME):
+        made = tl.load(places, mask=(first + s < known)[:, None] & (e < DK * DV)[None, :], other=0.0)
+        begun = tl.dot(weights, made, input_precision="ieee") + power(lg, s * length)[:, None] * state[None, :]
+        tl.store(places, begun, mask=(first + s < segments)[:, None] & (e < DK * DV)[None, :])
+        if END:
+            after = tl.maximum(tokens - (first + s + 1) * length, 0)
+            final += tl.sum(made * power(lg, after)[:, None], 0)
+        state = power(lg, SOME * length) * state + tl.sum(made * power(lg, (SOME - 1 - s) * length)[:, None], 0)
+        places += SOME * DK * DV
     if END:
-        after = tl.maximum(tokens - (s + 1) * length, 0)
-        final = tl.sum(made * power(lg, after)[:, None], 0) + power(lg, tokens) * outside
         tl.store(end_ptr + tl.cast(bh, tl.int64) * DK * DV + e, final, mask=e < DK * DV)
-    tl.store(places, begun, mask=ok)
+
+
+@triton.jit
+def join_columns(
+    made_ptr, above_ptr, end_ptr, gamma_ptr, cols, rows, heads,
+    SIZE: tl.constexpr, SOME: tl.constexpr, PART: tl.constexpr, ABOVE: tl.constexpr,
+):  # fmt: skip
+    """From the state that each column makes of its own rows to that of all columns up to it, and of what lies above.
+
+    As segments are joined, but that a column sees itself; what lies above has its columns joined already.
+    """
+    part, bh = tl.program_id(0), tl.program_id(1)
+    lg = log2_decay(gamma_ptr, bh % heads)
+    s, e = tl.arange(0, SOME), part * PART + tl.arange(0, PART)
+    places = tl.cast(bh, tl.int64) * cols * SIZE + s[:, None] * SIZE + e[None, :]
+    weights = fading(lg, s[:, None] - s[None, :])
+    state = tl.zeros([PART], tl.float32)
+    for first in range(0, cols, SOME):
+        ok = (first + s < cols)[:, None] & (e < SIZE)[None, :]
+        made = tl.load(made_ptr + places, mask=ok, other=0.0)
+        end = tl.dot(weights, made, input_precision="ieee") + power(lg, s + 1)[:, None] * state[None, :]
+        state = power(lg, SOME) * state + tl.sum(made * power(lg, SOME - 1 - s)[:, None], 0)
+        if ABOVE:
+            end += power(lg, rows) * tl.load(above_ptr + places, mask=ok, other=0.0)
+        tl.store(end_ptr + places, end, mask=ok)
+        places += SOME * SIZE

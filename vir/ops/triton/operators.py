@@ -149,6 +149,9 @@ grid.register_autograd(_grid_gradients, setup_context=_grid_saves)
 grid_eager = differentiable(grid_now, _grid_saves, _grid_gradients)
 
 
+rows_now = launch.rows
+
+
 @torch.library.custom_op("vir::column_states", mutates_args=())
 def column_states(k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, back: bool) -> Tensor:
     """The sum of scale gamma^(steps) k^T v of each column, `b h x k v`: steps to its last row or from above it."""

@@ -26,6 +26,12 @@ def power(log2_gamma, steps):
 
 
 @triton.jit
+def fading(lg, steps):
+    """gamma^steps, and nothing of what lies ahead."""
+    return tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0)
+
+
+@triton.jit
 def first_of(batch, head, stride_b, stride_h, ALIGN: tl.constexpr):
     """Where a head begins; ALIGN is what its stride is known to be a multiple of, so that loads are wide."""
     return batch * stride_b + tl.multiple_of(head * stride_h, ALIGN)

@@ -9,7 +9,7 @@ import torch
 T = TypeVar("T")
 Schedule = tuple[int, int, int | None]  # warps, stages of the pipeline of loads, limit of registers
 
-MOST_SEGMENTS = 64  # of a sequence: they are joined by one small product
+MOST_SEGMENTS = 64  # of a sequence: joining them is work that grows with their number
 LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
