@@ -25,22 +25,22 @@ def export(checkpoint: Path | str, data: str, out: Path, *, command: str = "", t
     about = card.data | {"path": Path(card.data.get("path", "")).name, "terms": terms or card.data.get("terms", "")}
     card = replace(card, metrics=verdict.metrics() | kept, data=about)
     save_half(checkpoint, out, card)
-    out.with_suffix(".md").write_text(described(card, out.name, command))
+    out.with_suffix(".md").write_text(described(card, out.name, command, judging.get("split", "val")))
     return card
 
 
-def described(card: Card, file: str, command: str = "") -> str:
-    """The card in words, for people."""
+def described(card: Card, file: str, command: str = "", split: str = "val") -> str:
+    """The card in words, for people; an epoch is chosen by the validation images."""
     data, origin, recipe = card.data, card.origin, card.recipe
     extra = f", {', '.join(f'{k}={v}' for k, v in card.model_args.items())}" if card.model_args else ""
-    also = ALSO[card.task]
+    also, chosen_by = ALSO[card.task], "them" if split == "val" else "others"
     lines = [
         f"# {file.removesuffix('.safetensors')}",
         "",
         f"- **Model**: `{card.model}`{extra}, {card.task}, at {card.size} px, fp16 weights, computed in float32.",
         f"- **Classes** ({len(card.classes)}): {', '.join(card.classes)}.",
         f"- **Accuracy**: {MEASURES[card.task].told(card.metrics)}, {also.told(card.metrics)} of "
-        f"{int(card.metrics['images']):,} images that it did not learn from; the epoch was chosen by them.",
+        f"{int(card.metrics['images']):,} images that it did not learn from; the epoch was chosen by {chosen_by}.",
         f"- **Data**: {data.get('images', 0):,} images to learn from. Terms: {data.get('terms') or 'not stated'}.",
         f"- **Training**: {recipe.get('epochs')} epochs, batch {recipe.get('batch')}, {recipe.get('optimizer')}, rate "
         f"{recipe.get('lr')}, seed {recipe.get('seed')}." + (f" Command: `{command}`." if command else ""),

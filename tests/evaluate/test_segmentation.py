@@ -56,6 +56,23 @@ def test_sums_over_images_and_processes() -> None:
     assert int(whole.counts.sum()) == 6 * 35
 
 
+class LooksLeft(nn.Module):
+    """Sure of a class on the left half of what it is shown, and of another, less, on the right."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = torch.zeros(len(images), len(CLASSES), *images.shape[-2:])
+        half = images.shape[-1] // 2
+        logits[:, 1, :, :half], logits[:, 2, :, half:] = 5.0, 1.0
+        return logits
+
+
+@pytest.mark.parametrize(("mirrored", "right"), [(False, 0.5), (True, 1.0)])
+def test_a_mirror_image_shows_the_other_side(mirrored: bool, right: float) -> None:
+    batch = DenseBatch([torch.zeros(3, 4, 6)], [torch.ones(4, 6, dtype=torch.long)], [(4, 6)], torch.tensor([0]), [])
+    seen = judge_segmentation(LooksLeft(), [batch], CLASSES, torch.device("cpu"), mirrored=mirrored)
+    assert seen.pixel_accuracy == right
+
+
 def test_what_does_not_fit_is_answered_in_words() -> None:
     seen = SegmentationJudgement.of(CLASSES)
     with pytest.raises(ValueError, match="shape"):

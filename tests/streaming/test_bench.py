@@ -1,7 +1,9 @@
 """The benchmark of streaming on images that are made on the way: every contender, and those that give up."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from typer.testing import CliRunner
 
 from vir.bench import streaming
 from vir.cli import app
+from vir.streaming import engine
+from vir.streaming.engine import Band
 
 
 def test_made_pixels_do_not_depend_on_the_bands() -> None:
@@ -23,7 +27,7 @@ def test_made_pixels_do_not_depend_on_the_bands() -> None:
 @pytest.mark.parametrize("name", ["ViR-S/16 2D streamed", "ViR-S/16 1D in tiles", "ViT-S/16 at once"])
 def test_contenders_are_measured_and_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {name: streaming.contenders("S")[name]}
-    monkeypatch.setattr(streaming, "contenders", lambda kind: chosen)
+    monkeypatch.setattr(streaming, "contenders", lambda kind, band_rows: chosen)
     out, plot = tmp_path / "s.json", tmp_path / "s.png"
     arguments = ["bench", "stream", "--height", "96", "--width", "64", "--json", str(out), "--plot", str(plot)]
     done = CliRunner().invoke(app, arguments)
@@ -37,6 +41,21 @@ def test_contenders_are_measured_and_drawn(name: str, tmp_path: Path, monkeypatc
     again = CliRunner().invoke(app, ["bench", "draw", str(out), "--out", str(tmp_path / "again.png")])
     assert again.exit_code == 0
     assert (tmp_path / "again.png").read_bytes() == plot.read_bytes()
+
+
+@pytest.mark.parametrize(("band_rows", "tops"), [(2, [0, 2, 4]), (None, [0])])
+def test_bands_are_as_high_as_asked(band_rows: int | None, tops: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def bands(*arguments: Any) -> Iterator[Band]:
+        for band in engine.bands(*arguments):
+            seen.append(band.top)
+            yield band
+
+    monkeypatch.setattr(streaming, "bands", bands)
+    make, run = streaming.contenders("S", band_rows)["ViR-S/16 1D streamed"]
+    run(make(), streaming.MadePixels(96, 64), torch.device("cpu"), torch.float32)
+    assert seen == tops
 
 
 def test_tiles_at_the_border_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
-    said = told(["train", "--data", str(data), "--out", str(out), *SMALL])
+    said = told(["train", "--data", str(data), "--out", str(out), "--terms", "CC0", *SMALL])
     assert "16 images to learn from, 16 to judge by, 2 classes" in said
     assert "epoch 1/1" in said
     for name in ("curves.png", "confusion.png", "mistakes.png"):
@@ -73,10 +73,11 @@ def test_predict_answers_and_names_what_it_cannot_read(trained: Path, data: Path
 
 def test_finetune_at_a_higher_size(trained: Path, data: Path, tmp_path: Path) -> None:
     arguments = ["--data", str(data), "--size", "64", "--epochs", "1", "--batch", "8", "--workers", "0"]
-    told(["finetune", str(trained), "--out", str(tmp_path), "--decay", "rescale", *arguments])
+    told(["finetune", str(trained), "--out", str(tmp_path), "--decay", "rescale", "--terms", "ours", *arguments])
     card = json.loads((tmp_path / "best.json").read_text())
     assert card["size"] == 64
     assert card["stretch"] == 0.5
+    assert card["data"]["terms"] == "ours; of the weights it began with: CC0"
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(data: Path, tmp_path: Path) -> None:

@@ -119,6 +119,15 @@ def test_from_a_folder_to_drawn_answers(
     figure = re.search(rf"{words} ([\d.]+) %", said)
     assert figure is not None
     assert float(figure.group(1)) == pytest.approx(100 * card.metrics[metric], abs=0.006)
+    file = tmp_path / "said.json"
+    mirrored = ["evaluate", str(best), "--data", str(data[task]), "--workers", "0", "--mirrored", "--json", str(file)]
+    if task == "detection":
+        assert "--mirrored is for segmentation" in told(mirrored, 2)
+    else:
+        assert re.search(r"ground: IoU [\d.]+ % square: IoU [\d.]+ %", told(mirrored))
+        about = json.loads(file.read_text())
+        assert about["mirrored"]
+        assert about["miou"] == pytest.approx(sum(about["iou_of_classes"].values()) / 2, abs=1e-5)
 
     ask = ["predict", str(data[task] / "val" / "images" / "0.png"), "--checkpoint", str(best), "--least", "0.4"]
     said = told([*ask, "--out", str(tmp_path / "drawn")])

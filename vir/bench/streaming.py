@@ -58,9 +58,11 @@ class MadePixels:
 Run = Callable[[nn.Module, MadePixels, torch.device, torch.dtype], None]
 
 
-def streamed(model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype) -> None:
+def streamed(
+    model: nn.Module, image: MadePixels, device: torch.device, dtype: torch.dtype, rows: int | None = None
+) -> None:
     streamer = Streamer(model, *image.shape[:2])
-    for band in bands(streamer, image, default_rows(streamer.grid[1], device.type)):
+    for band in bands(streamer, image, rows or default_rows(streamer.grid[1], device.type)):
         band.scores.float().cpu()
     streamer.answer().cpu()
 
@@ -95,8 +97,10 @@ def _normalized(pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return ((pixels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5).to(dtype)
 
 
-def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
+def contenders(kind: str, band_rows: int | None = None) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
+    """Models and ways to show them an image; bands have so many rows of patches, or as many as they usually have."""
     name = KINDS[kind]
+    in_bands = partial(streamed, rows=band_rows)
 
     def vir(**options: Any) -> nn.Module:
         return timm.create_model(f"vir_{name}_patch16_224", num_classes=CLASSES, **options)
@@ -109,8 +113,8 @@ def contenders(kind: str) -> dict[str, tuple[Callable[[], nn.Module], Run]]:
     label = f"{kind}/16"
     vit = f"vit_{name}_patch16_224"
     return {
-        f"ViR-{label} 1D streamed": (vir, streamed),
-        f"ViR-{label} 2D streamed": (lambda: vir(retention="2d"), streamed),
+        f"ViR-{label} 1D streamed": (vir, in_bands),
+        f"ViR-{label} 2D streamed": (lambda: vir(retention="2d"), in_bands),
         f"ViR-{label} 1D in tiles": (lambda: vir(img_size=TILE), in_tiles),
         f"ViR-{label} 2D in tiles": (lambda: vir(img_size=TILE, retention="2d"), in_tiles),
         f"ViR-{label} 1D parallel, at once": (parallel, at_once),
@@ -151,13 +155,14 @@ def compare(
     device: torch.device,
     patience: float,
     repeats: int = 3,
+    band_rows: int | None = None,
     say: Callable[[str], None] = lambda step: None,
 ) -> Iterator[Row]:
     """Image by image from the lowest; all contenders in turn, so that a busy machine slows them alike."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     measure = peak_of if device.type == "cuda" else partial(_in_a_fresh_process, peak_of)
     racers = []
-    for name, (make, run) in contenders(kind).items():
+    for name, (make, run) in contenders(kind, band_rows).items():
         call = partial(_run, run, make().to(device, dtype).eval(), device, dtype)
         call(MadePixels(min(TILE, *heights), width))  # warms up
         racers.append(Racer(name, call, run is at_once))
@@ -179,7 +184,7 @@ def compare(
                 continue
             time = timing(seconds[racer.name])
             say(f"memory of {racer.name}, {height:,} x {width:,} px")
-            peak = measure(kind, racer.name, height, width, device)
+            peak = measure(kind, racer.name, height, width, device, band_rows)
             yield Row(racer.name, height, width, height * width / 1e6 / time.median, peak, time.spread)
 
 
@@ -187,8 +192,10 @@ def _run(run: Run, model: nn.Module, device: torch.device, dtype: torch.dtype, i
     run(model, image, device, dtype)
 
 
-def peak_of(kind: str, name: str, height: int, width: int, device: torch.device) -> int | None:
-    make, run = contenders(kind)[name]
+def peak_of(
+    kind: str, name: str, height: int, width: int, device: torch.device, band_rows: int | None = None
+) -> int | None:
+    make, run = contenders(kind, band_rows)[name]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = make().to(device, dtype).eval()
     run(model, MadePixels(TILE, width), device, dtype)  # libraries take their memory

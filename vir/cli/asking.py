@@ -1,6 +1,7 @@
 """vir evaluate, export and predict: what a trained model is worth, and what it says."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,9 @@ def evaluate(
     decay: Decay = "keep",
     batch: Annotated[int, typer.Option(help="Images at a time, in classification.", min=1)] = 64,
     void: Void = None,
+    mirrored: Annotated[
+        bool, typer.Option(help="Segmentation: by the mean of the answers to an image and to its mirror image.")
+    ] = False,
     workers: Workers = WORKERS,
     out: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures, and what was judged, to this file.")
@@ -33,16 +37,19 @@ def evaluate(
     from vir.data.sets import NoImages
     from vir.evaluate.by_task import judge_data
     from vir.evaluate.measures import ALSO, MEASURES
+    from vir.evaluate.segmentation import SegmentationJudgement
     from vir.layers.retention import stretch_decay
     from vir.predict import best_device
 
     try:
         model, card = load_model(checkpoint, best_device())
+        if mirrored and card.task != "segmentation":
+            fail(f"--mirrored is for segmentation, and {checkpoint} is of {card.task}: leave it out.")
         if decay == "rescale":
             stretch_decay(model, card.stretch * card.size / (size or card.size))
         how: dict[str, Any] = {"size": size, "batch": batch, "workers": workers, "void": tuple(void or ())}
         with console.status("judging"):
-            verdict = judge_data(model, card, data, split=split, device=best_device(), **how)
+            verdict = judge_data(model, card, data, split=split, device=best_device(), mirrored=mirrored, **how)
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
     metrics = verdict.metrics()
@@ -51,14 +58,19 @@ def evaluate(
     console.print(
         f"{card.model} at {size or card.size} px on {verdict.images:,} images: {', '.join(told)}", highlight=False
     )
+    found = verdict.per_class() if isinstance(verdict, SegmentationJudgement) else {}
+    by_class = {name: round(iou, 6) for name, iou in found.items() if not math.isnan(iou)}
+    for name, iou in by_class.items():
+        console.print(f"  {name}: IoU {100 * iou:.2f} %", highlight=False)
     for line in verdict.unreadable:
         console.print(f"not read: {line}", highlight=False)
     if out is not None:
-        told_of = {
+        told_of: dict[str, Any] = {
             "checkpoint": str(checkpoint), "model": card.model, "model_args": card.model_args, "data": Path(data).name,
-            "trained_size": card.size, "size": size or card.size, "decay": decay,
+            "split": split, "trained_size": card.size, "size": size or card.size, "decay": decay, "mirrored": mirrored,
         }  # fmt: skip
-        out.write_text(json.dumps({**told_of, **metrics}, indent=1) + "\n")
+        told_of |= metrics | ({"iou_of_classes": by_class} if by_class else {})
+        out.write_text(json.dumps(told_of, indent=1) + "\n")
 
 
 def export(

@@ -246,6 +246,9 @@ def bench_stream(
         list[int] | None, typer.Option("--height", help="Rows of pixels; repeat for several.", min=16)
     ] = None,
     width: Annotated[int, typer.Option(help="Columns of pixels.", min=16)] = 4096,
+    band_rows: Annotated[
+        int | None, typer.Option(help="Rows of patches of a band; else as many as vir stream takes.", min=1)
+    ] = None,
     patience: Annotated[float, typer.Option(help="Seconds of a run above which larger images are left out.")] = 120.0,
     threads: Threads = 2,
     repeats: Repeats = 3,
@@ -265,7 +268,7 @@ def bench_stream(
     origin = _origin(device, "bf16" if device == "cuda" else "float32")
     heights = heights or [1024, 4096, 16384, 65536]
     with console.status("") as status:
-        shape = heights, width, torch.device(device), patience, repeats
+        shape = heights, width, torch.device(device), patience, repeats, band_rows
         for row in streaming.compare(kind, *shape, status.update):
             rows.append(row.as_dict())
             _keep(rows, origin, out)

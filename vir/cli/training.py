@@ -165,7 +165,8 @@ def finetune(
         "model": card.model, "model_args": base.model_args | _arguments(arguments),
     }  # fmt: skip
     chosen = _changed(base, changes)
-    known = terms or card.data.get("terms", "")
+    before = card.data.get("terms", "")  # what was learned under them is still in the weights
+    known = f"{terms}; of the weights it began with: {before}" if terms and before else terms or before
     run = Run(
         data, out, found(checkpoint), decay, workers, save_minutes, most_unreadable, known, tuple(void or ())
     )  # fmt: skip

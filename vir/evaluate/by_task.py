@@ -28,6 +28,7 @@ def judge_data(
     workers: int = 4,
     device: str = "cpu",
     void: tuple[int, ...] = (),
+    mirrored: bool = False,
 ) -> Judgement | DetectionJudgement | SegmentationJudgement:
     """In full precision. Images of dense tasks come one at a time, each in its own size."""
     if card.task == "classification":
@@ -42,7 +43,7 @@ def judge_data(
     scenes = _part(open_scenes(data, card.classes, void), split, data)
     as_judged = ForJudgingSegmentation(short=size or card.size, colours=AS_THEY_ARE)
     batches = judging_batches(DenseExamples(scenes, as_judged, stand_in=False), 1, Share(), workers)
-    return judge_segmentation(model, batches, card.classes, torch.device(device))
+    return judge_segmentation(model, batches, card.classes, torch.device(device), mirrored=mirrored)
 
 
 def most_objects(model: nn.Module) -> int:

@@ -87,18 +87,29 @@ def judge_segmentation(
     classes: Sequence[str],
     device: torch.device,
     say: Callable[[int], None] = lambda images: None,
+    *,
+    mirrored: bool = False,
 ) -> SegmentationJudgement:
-    """Ask the model about every image, each in its own size; logits are brought to the size of the truth."""
+    """Ask the model about every image, each in its own size; logits are brought to the size of the truth.
+
+    `mirrored`: about its mirror image as well, and the mean of both answers counts.
+    """
     model.eval()
     seen = SegmentationJudgement.of(classes)
     for batch in batches:
         seen.unreadable += batch.unreadable
         for image, truth in zip(batch.images, batch.targets, strict=True):
             if truth is not None:
-                logits = model(image[None].to(device, non_blocking=True))
+                pixels = image[None].to(device, non_blocking=True)
+                logits = _both_ways(model, pixels) if mirrored else model(pixels)
                 seen.add(truth.to(device), labels_of(logits, (truth.shape[0], truth.shape[1]))[0])
         say(len(batch.images))
     return seen
+
+
+def _both_ways(model: nn.Module, image: Tensor) -> Tensor:
+    """Probabilities; retention in 2D sees left and up, so that the mirror image shows it what lies on the right."""
+    return (model(image).softmax(1) + model(image.flip(-1)).flip(-1).softmax(1)) / 2
 
 
 def labels_of(logits: Tensor, size: tuple[int, int]) -> Tensor:

@@ -123,9 +123,9 @@ def _left_of_tile(k: Tensor, v: Tensor, gamma: Tensor, across: Tensor) -> Tensor
     """For each row at a tile's left edge, what the band holds to the left of the tile and not below the row."""
     tiles, rows, width = k.shape[2:5]
     edges = k.mT @ (v * across[:, None, None, :-1, None].flip(3))  # b h t y k v
-    earlier = F.pad(mask_1d(gamma**width, tiles - 1), (0, 1, 1, 0))  # the tiles before this one
-    seen = torch.einsum("htT,hyY->htyTY", earlier, mask_1d(gamma, rows)).flatten(3, 4).flatten(1, 2)
-    return carry(edges.flatten(2, 3), seen).view_as(edges)
+    edges = carry(edges, mask_1d(gamma, rows)[:, None])  # down the rows, then along the tiles before this one
+    earlier = F.pad(mask_1d(gamma**width, tiles - 1), (0, 1, 1, 0))
+    return (earlier @ edges.flatten(3)).view_as(edges)
 
 
 def class_token(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:

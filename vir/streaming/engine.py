@@ -20,8 +20,8 @@ from vir.streaming.positions import Positions
 from vir.streaming.readers import Reader
 
 Pool = Literal["token", "avg"]
-# Of a band, if nobody says how many rows it has: what a CPU's cache holds, what keeps a GPU busy.
-BAND_TOKENS = {"cpu": 2048, "cuda": 32768}
+# Of a band, if nobody says how many rows it has: above it nothing is gained on a CPU, and a GPU is busy.
+BAND_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 
 class CannotStream(ValueError):

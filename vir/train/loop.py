@@ -68,7 +68,8 @@ class Trainer:
         self.measure = MEASURES[self.card.task]
         if recipe.checkpointing:
             model.set_grad_checkpointing()
-        if self.device.type == "cuda":
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if self.device.type == "cuda" and not sharded:  # which takes weights in their usual order alone
             model = model.to(memory_format=torch.channels_last)
         optimizer = create_optimizer_v2(
             model, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay
@@ -80,7 +81,7 @@ class Trainer:
             step_on_epochs=False, updates_per_epoch=self.steps,
         )  # fmt: skip
         self.average = None
-        if recipe.ema and self.accelerator.distributed_type == DistributedType.FSDP:
+        if recipe.ema and sharded:
             raise CannotTrain("averaged weights cannot be kept of a sharded model (FSDP): turn them off with --ema 0.")
         if recipe.ema:
             self.average = ModelEmaV3(self.accelerator.unwrap_model(self.model), recipe.ema, use_warmup=True)
