@@ -15,7 +15,8 @@ pytest.importorskip("triton")
 from triton.runtime.errors import InterpreterError
 
 from vir.ops import kernels
-from vir.ops.triton import launch, operators
+from vir.ops.triton import launch, operators, settings
+from vir.ops.triton.launch import tiles
 from vir.ops.triton.settings import Tile
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -52,7 +53,7 @@ def test_the_fence_holds() -> None:
 @pytest.fixture
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut sequences into so many segments, however many walks there are."""
-    monkeypatch.setattr(launch, "segment_length", lambda tokens, *_: -(-tokens // request.param))
+    monkeypatch.setattr(settings, "segment_length", lambda tokens, *_: -(-tokens // request.param))
 
 
 def run_1d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
@@ -135,7 +136,7 @@ def test_2d_head_sizes(grid: tuple[int, int], d: int, e: int) -> None:
 
 @pytest.mark.parametrize("tile", [Tile(4, 4, 4, 4, 1), Tile(8, 2, 8, 4, 1), Tile(2, 16, 2, 4, 1)], ids=str)
 def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
+    monkeypatch.setattr(settings, "grid_tile", lambda *_: tile)
 
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
         return ops.retention_2d(q, k, v, gamma, (7, 5), form="kernel"), None
@@ -148,9 +149,9 @@ def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPa
 def test_2d_corners_added_up_before_and_where_they_are_seen(
     few: int, grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "FEW_ROWS", few)
+    monkeypatch.setattr(tiles, "FEW_ROWS", few)
     if tile is not None:
-        monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
+        monkeypatch.setattr(settings, "grid_tile", lambda *_: tile)
 
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
         return ops.retention_2d(q, k, v, gamma, grid, form="kernel"), None
@@ -161,7 +162,7 @@ def test_2d_corners_added_up_before_and_where_they_are_seen(
 
 @pytest.mark.parametrize("tile", [Tile(8, 4, 4, 4, 1), Tile(4, 8, 2, 4, 1), Tile(8, 8, 2, 4, 1)], ids=str)
 def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "grid_tile", lambda *_: tile)
+    monkeypatch.setattr(settings, "grid_tile", lambda *_: tile)
 
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
         return ops.retention_2d(q, k, v, gamma, (10, 11), form="kernel"), None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vir.bench import tune
-from vir.ops.triton import launch, settings
+from vir.ops.triton import runner, settings
 from vir.ops.triton.settings import Launch, Tile
 
 
@@ -24,13 +24,13 @@ from vir.ops.triton.settings import Launch, Tile
 def test_the_candidate_is_what_runs(
     table: str, kernel: str, candidate: Any, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual, run = launch.Step, []
+    usual, run = runner.Step, []
 
     def step(kernel: Any, grid: Any, numbers: Any, constants: Any, schedule: Any) -> Any:
         run.append((kernel.fn.__name__, schedule))
         return usual(kernel, grid, numbers, constants, schedule)
 
-    monkeypatch.setattr(launch, "Step", step)
+    monkeypatch.setattr(runner, "Step", step)
     assert tune.error_of(tune.Group(table, 16, torch.float32), candidate, shape) < 1e-4
     assert (kernel, candidate.schedule) in run
 

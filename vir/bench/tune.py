@@ -67,16 +67,16 @@ def candidates(group: Group) -> list[Any]:
 @contextmanager
 def using(table: str, candidate: Candidate) -> Iterator[None]:
     """Kernels start with this candidate in place of the setting."""
-    usual = launch.sized
+    usual = settings.sized
 
     def sized(of: dict, *key: int) -> Any:
         return candidate if of is getattr(settings, table) else usual(of, *key)
 
     with ExitStack() as changed:
         if isinstance(candidate, Tile):
-            changed.enter_context(patch.object(launch, "grid_tile", lambda *_: candidate))
+            changed.enter_context(patch.object(settings, "grid_tile", lambda *_: candidate))
         else:
-            changed.enter_context(patch.object(launch, "sized", sized))
+            changed.enter_context(patch.object(settings, "sized", sized))
         changed.callback(launch.forget)
         launch.forget()
         yield

@@ -155,12 +155,15 @@ def accuracy_and_resolution(folder: Path, sources: Sources) -> Exhibit:
         panel = figure.subplots()
         for (name, decay), points in drawn.items():
             colour = COLOUR_OF.get(name.split(", ")[1].lower(), BLUE)
-            label = f"not fine-tuned, decay {'kept' if decay == 'keep' else 'rescaled'}" if decay else name
+            label = None if decay else name
             panel.plot(*zip(*points, strict=True), marker="o", color=colour, label=label, linestyle=styles[decay])
+        for decay, words in {"keep": "decay kept", "rescale": "decay rescaled"}.items():
+            if any(of == decay for _, of in drawn):  # both colours have it
+                panel.plot([], [], color="0.4", label=f"not fine-tuned, {words}", linestyle=styles[decay])
         panel.set(xlabel="pixels of a side", ylabel="top-1 %")
         panel.set_xticks(sorted({size for points in drawn.values() for size, _ in points}))
         panel.grid()
-        panel.legend()
+        panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, fontsize=9)
         caption(figure, "The best accuracy at each size among the trainings given.")
     return Exhibit(title, "In small: not ImageNet, and not ViR-B/16.", ("resolution.png",))
 
