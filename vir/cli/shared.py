@@ -55,7 +55,7 @@ Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)
 
 
 def megabytes(size: int | None) -> str:
-    return "not told here" if size is None else f"{size / 2**20:.0f} MB"
+    return "not told here" if size is None else f"{size / 1e6:.0f} MB"
 
 
 def fail(message: str) -> NoReturn:

@@ -255,7 +255,7 @@ def _tell_plan(recipe: Any, run: Any) -> None:
         "steps": f"{recipe.epochs + recipe.cooldown_epochs} epochs of {steps} steps of {recipe.batch} images",
         "model": model,
         "cost": f"{whole.images:,} images" + (f", {whole.flops / 1e15:.3g} PFLOP" if whole.flops else ""),
-        "memory": f"about {whole.bytes / 2**30:.1f} GB on one process (kernels need less)" if whole.bytes else "",
+        "memory": f"about {whole.bytes / 1e9:.1f} GB on one process (kernels need less)" if whole.bytes else "",
         "results": str(run.out),
     }.items():
         if value:

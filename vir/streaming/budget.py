@@ -9,8 +9,13 @@ from vir.layers.blocks import SLICE_TOKENS
 from vir.models.vir import VisionRetention
 from vir.streaming.engine import CannotStream
 
-# Numbers that live at once for each token, in widths of the model; measured, rounded up. A GPU takes its MLP whole.
-WIDTHS = {"cpu": 10, "cuda": 18}
+# Measured, rounded up: numbers that live at once for each token, in widths of the model (a GPU takes its MLP whole),
+# and states that live at once besides one for each layer.
+WIDTHS = {("cpu", "1d"): 11, ("cpu", "2d"): 16}
+WIDTHS_ELSEWHERE = 18
+STATES = {("cpu", "2d"): 8}
+STATES_ELSEWHERE = 3
+READING = 40_000_000  # bytes that libvips and others take once they read
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -28,6 +33,11 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def _kind(model: VisionRetention) -> tuple[str, str]:
+    layer: Any = model.blocks[0].retention
+    return model.patch_embed.proj.weight.device.type, layer.retention
+
+
 def state_bytes(model: VisionRetention, cols: int) -> int:
     """Of one layer."""
     layer: Any = model.blocks[0].retention
@@ -39,13 +49,13 @@ def fixed_bytes(model: VisionRetention, cols: int, in_use: int) -> int:
     """What a run needs whatever the height of its bands, besides what is in use already."""
     layer = state_bytes(model, cols)
     hidden = 2 * 4 * 4 * model.embed_dim * SLICE_TOKENS  # of the MLP, before and after its activation
-    return in_use + (len(model.blocks) + 2) * layer + hidden
+    return in_use + READING + (len(model.blocks) + STATES.get(_kind(model), STATES_ELSEWHERE)) * layer + hidden
 
 
 def row_bytes(model: VisionRetention, cols: int) -> int:
     """What a run needs for each row of patches in a band."""
     patch, weight = model.patch_embed.patch_size[0] ** 2 * 3, model.patch_embed.proj.weight
-    width = WIDTHS.get(weight.device.type, 18) * model.embed_dim * weight.element_size()
+    width = WIDTHS.get(_kind(model), WIDTHS_ELSEWHERE) * model.embed_dim * weight.element_size()
     token = width + patch * 7 + 4 * model.num_classes  # pixels as they are read, as numbers, and of the next band
     return cols * token
 

@@ -223,7 +223,7 @@ class Trainer:
 
     def _state(self, speed: float) -> str:
         at = self.standing
-        memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GB" if self.device.type == "cuda" else ""
+        memory = f", {torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if self.device.type == "cuda" else ""
         accuracy = f", top-1 {100 * at.right / at.seen:.1f} %" if self.task.counts_right else ""
         return f"loss {at.loss / at.seen:.3f}{accuracy}, {speed:,.0f} images/s{memory}"
 
