@@ -210,7 +210,7 @@ def _mover(device: torch.device) -> Callable[[Tensor], Tensor]:
     work, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
 
     def move(pixels: Tensor) -> Tensor:
-        held = pixels.pin_memory()  # else the driver copies it, and nothing can be started meanwhile
+        held = pixels.pin_memory()  # from where the device fetches it by itself
         with torch.cuda.stream(beside):
             moved = held.to(device, non_blocking=True)
         beside.synchronize()
