@@ -20,7 +20,8 @@ from vir.streaming.positions import Positions
 from vir.streaming.readers import Reader
 
 Pool = Literal["token", "avg"]
-# Of a band, if nobody says how many rows it has: above it nothing is gained on a CPU, and a GPU is busy.
+# Of a band, if nobody says how many rows it has: more gains nothing on a CPU, and some speed for
+# as much more memory on a GPU.
 BAND_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 
