@@ -7,7 +7,7 @@ import torch
 
 from tests.heads.small import COLOURS, SEGMENTOR, THIN_HVIR, segmentor
 from vir.heads import build_segmentor
-from vir.heads.upernet import IGNORE, BatchNorm, pixel_loss
+from vir.heads.upernet import IGNORE, BatchNorm, overlap_loss, pixel_loss
 from vir.layers.retention import MultiHeadRetention
 
 
@@ -119,6 +119,26 @@ def test_only_the_hardest_pixels_teach() -> None:
     assert torch.allclose(pixel_loss(logits, labels, hardest=0.999), pixel_loss(logits, labels))
     with pytest.raises(ValueError, match="hardest=0"):
         segmentor(hardest=0.0)
+
+
+def test_every_class_counts_alike_in_the_overlap() -> None:
+    """Eight pixels of three classes, the third never shown; sure answers have the IoU that one counts by hand."""
+    labels = torch.tensor([[[0, 0, 0, 0], [0, 1, IGNORE, 1]]])
+    answers = torch.tensor([[[0, 0, 0, 1], [2, 1, 1, 1]]])
+    sure = 50.0 * torch.nn.functional.one_hot(answers, 3).permute(0, 3, 1, 2).float()
+    assert torch.allclose(overlap_loss(sure, labels), 1 - (torch.tensor(3 / 5) + 2 / 3) / 2)
+    logits = torch.randn(1, 3, 2, 4, requires_grad=True)
+    overlap_loss(logits, labels).backward()
+    assert (logits.grad[0, :, 1, 2] == 0).all()
+    assert logits.grad[0, :2].abs().sum(0).count_nonzero() == 7
+    assert overlap_loss(logits, torch.full_like(labels, IGNORE)) == 0
+    images, labels = torch.rand(1, 3, 64, 64), torch.randint(0, 2, (1, 64, 64))
+    model = segmentor(overlap_weight=0.5).train()
+    losses = model(images, labels)
+    assert 0 < losses["loss_overlap"] < 0.5
+    assert "loss_overlap" not in segmentor().train()(images, labels)
+    with pytest.raises(ValueError, match="overlap_weight=-1"):
+        segmentor(overlap_weight=-1.0)
 
 
 def test_the_auxiliary_head_reads_stride_16_and_weighs_less() -> None:

@@ -134,15 +134,19 @@ def build_segmentor(
     auxiliary_width: int = 256,
     dropout: float = 0.1,
     hardest: float = 1.0,
+    overlap_weight: float = 0.0,
     **backbone_args: Any,
 ) -> UPerNet:
     """UPerNet for labels 0 to `classes` - 1. Further arguments are those of `build_backbone` and of the model.
 
-    `hardest` is the share of pixels, those that are wrong most, that a step of training learns from.
+    `hardest` is the share of pixels, those that are wrong most, that a step of training learns from; with
+    `overlap_weight` it also learns from the overlap of each class with its answers, where rare ones count as much.
     """
     _check_classes(classes)
     if not 0 < hardest <= 1:
         raise ValueError(f"hardest={hardest}, expected a share of the pixels, above 0 and at most 1.")
+    if overlap_weight < 0:
+        raise ValueError(f"overlap_weight={overlap_weight}, expected 0 or more: how much overlaps count in the loss.")
     backbone = build_backbone(name, **backbone_args)
     auxiliary = nn.Sequential(
         conv_norm_act(backbone.channels[AUXILIARY_LEVEL], auxiliary_width, 3),
@@ -156,6 +160,7 @@ def build_segmentor(
         classes=classes,
         auxiliary_weight=AUXILIARY_WEIGHT,
         hardest=hardest,
+        overlap_weight=overlap_weight,
         mean=mean,
         std=std,
     )

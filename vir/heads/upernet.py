@@ -89,6 +89,19 @@ def pixel_loss(logits: Tensor, labels: Tensor, hardest: float = 1.0) -> Tensor:
     return losses.topk(count, sorted=False).values.sum() / taught.clamp(max=count)
 
 
+def overlap_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 - IoU, the mean over the classes that a batch shows, with probabilities for answers; zero where it shows none.
+
+    A class counts as much as any other, however few pixels it has: what mIoU asks for, and the mean over pixels not.
+    """
+    taught = (labels != IGNORE)[:, None]
+    truth = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)[:, None, None]
+    probabilities, pixels = logits.float().softmax(1) * taught, (0, 2, 3)
+    common, shown = (probabilities * truth).sum(pixels), truth.sum(pixels)
+    iou = common / (probabilities.sum(pixels) + shown - common).clamp(min=1e-6)
+    return ((1 - iou) * (shown > 0)).sum() / (shown > 0).sum().clamp(min=1)
+
+
 class UPerNet(nn.Module):
     """In training `model(images, labels)` gives a dict of losses, else `model(images)` logits `b classes height width`.
 
@@ -105,6 +118,7 @@ class UPerNet(nn.Module):
         classes: int,
         auxiliary_weight: float,
         hardest: float,
+        overlap_weight: float,
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
@@ -116,6 +130,7 @@ class UPerNet(nn.Module):
         self.classes = classes
         self.auxiliary_weight = auxiliary_weight
         self.hardest = hardest
+        self.overlap_weight = overlap_weight
         # Not part of the weights: they are arguments of the model.
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
@@ -136,10 +151,13 @@ class UPerNet(nn.Module):
             return logits
         labels = self._checked(images, labels)
         auxiliary = self._at_size_of(images, self.auxiliary(maps[AUXILIARY_LEVEL]), STRIDES[AUXILIARY_LEVEL])
-        return {
+        losses = {
             "loss_pixels": pixel_loss(logits, labels, self.hardest),
             "loss_auxiliary": self.auxiliary_weight * pixel_loss(auxiliary, labels),
         }
+        if self.overlap_weight:
+            losses["loss_overlap"] = self.overlap_weight * overlap_loss(logits, labels)
+        return losses
 
     @staticmethod
     def _at_size_of(images: Tensor, logits: Tensor, stride: int) -> Tensor:
