@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from vir.ops.triton.pieces import (
-    fading,
     first_of,
     load_rows,
     log2_decay,
@@ -23,26 +22,16 @@ from vir.ops.triton.pieces import (
 
 
 @triton.jit
-def seen(q, k, v, state, mask, xi, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """What the tokens of a chunk make of the state before it, and of each other."""
-    scores = product(q, tl.trans(k), PRECISION) * mask
-    out = product(q, operand(state, OPERAND, PRECISION), PRECISION) * xi[:, None]
-    return out + product(operand(scores, OPERAND, PRECISION), v, PRECISION)
-
-
-@triton.jit
 def walk(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
     tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    REST: tl.constexpr, START: tl.constexpr, END: tl.constexpr, ALIGN: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
 
-    The state is that of the token before a chunk: sum of gamma^(steps to that token) k_j^T v_j. With REST the tokens
-    after the last whole chunk, at most REST, have a smaller block: 197 tokens are three chunks of 64, and 5.
+    The state is that of the token before a chunk: sum of gamma^(steps to that token) k_j^T v_j.
     """
     segment, line = tl.program_id(0), tl.program_id(1)
     batch, head = tl.cast(line // heads, tl.int64), line % heads
@@ -56,26 +45,23 @@ def walk(
     out_ptr += first_of(batch, head, out_b, out_h, ALIGN) + first * out_n
     states = (tl.cast(line, tl.int64) * tl.num_programs(0) + segment) * DK * DV
 
-    in_chunks = count
-    if REST:  # read before the walk, which is then not kept waiting at its end
-        in_chunks = count // CHUNK * CHUNK
-        r, far = tl.arange(0, REST), tl.cast(in_chunks, tl.int64)
-        left = r < count - in_chunks
-        rest_q = load_rows(q_ptr + far * q_n, r * q_n, left, dk, DK, OPERAND)
-        rest_k = load_rows(k_ptr + far * k_n, r * k_n, left, dk, DK, OPERAND)
-        rest_v = load_rows(v_ptr + far * v_n, r * v_n, left, dv, DV, OPERAND)
-    mask, xi = fading(lg, i[:, None] - i[None, :]) * scale, power(lg, i + 1) * scale
+    steps = i[:, None] - i[None, :]
+    mask = tl.where(steps >= 0, power(lg, tl.maximum(steps, 0)), 0.0) * scale
+    xi = power(lg, i + 1) * scale
     zeta, fade = power(lg, CHUNK - 1 - i), tl.exp2(lg * CHUNK)
     state = tl.zeros([BK, BV], tl.float32)
     if START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
-    for done in range(0, in_chunks, CHUNK):
+    for done in range(0, count, CHUNK):
         ok = i < count - done
         q = load_rows(q_ptr, i * q_n, ok, dk, DK, OPERAND)
         k = load_rows(k_ptr, i * k_n, ok, dk, DK, OPERAND)
         v = load_rows(v_ptr, i * v_n, ok, dv, DV, OPERAND)
-        store_rows(out_ptr, i * out_n, ok, dv, DV, seen(q, k, v, state, mask, xi, OPERAND, PRECISION))
+        scores = product(q, tl.trans(k), PRECISION) * mask
+        out = product(q, operand(state, OPERAND, PRECISION), PRECISION) * xi[:, None]
+        out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+        store_rows(out_ptr, i * out_n, ok, dv, DV, out)
         if END:  # only the final state is read after a chunk that may be short
             size = tl.minimum(CHUNK, count - done)
             zeta, fade = power(lg, tl.maximum(size - 1 - i, 0)), power(lg, size)
@@ -84,10 +70,6 @@ def walk(
         k_ptr += CHUNK * k_n
         v_ptr += CHUNK * v_n
         out_ptr += CHUNK * out_n
-    if REST:
-        mask, xi = fading(lg, r[:, None] - r[None, :]) * scale, power(lg, r + 1) * scale
-        out = seen(rest_q, rest_k, rest_v, state, mask, xi, OPERAND, PRECISION)
-        store_rows(out_ptr, r * out_n, left, dv, DV, out)
     if END:
         tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 

@@ -12,7 +12,6 @@ from vir.ops.triton.launch.plans import (
     JOINED,
     Look,
     Strides,
-    block,
     contiguous,
     kept,
     key,
@@ -30,12 +29,6 @@ from vir.ops.triton.settings import Launch
 def _walk_length(n: int, walks: int, set_: Launch, device: torch.device) -> int:
     """Tokens of a segment."""
     return settings.segment_length(n, walks, set_.chunk, settings.processors(device))
-
-
-def _rest(n: int, chunk: int) -> int:
-    """The block of the tokens after the last whole chunk; 0 where a chunk is no larger."""
-    rest = block(n % chunk) if n % chunk else chunk
-    return rest if rest < chunk else 0
 
 
 class Starts(NamedTuple):
@@ -132,13 +125,11 @@ def _walk_plan(
     if length < n:
         starts = _starts(k, v, 1.0, length, state is not None, final, strides, False, dtype)
         strides = (dv, 1)
-    end = final and starts is None
     step = prepared(
         sequence.walk, (-(-n // length), b * h),
         [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, scale),
         dk, dv, dtype, set_.schedule,
-        CHUNK=set_.chunk, REST=0 if end or starts is not None else _rest(n, set_.chunk),
-        START=state is not None or starts is not None, END=end,
+        CHUNK=set_.chunk, START=state is not None or starts is not None, END=final and starts is None,
     )  # fmt: skip
     return Walk(starts, step)
 
