@@ -45,6 +45,17 @@ def test_images_a_second_of_models_side_by_side(task: str, images: Path, tmp_pat
     assert all(row["images"] == 3 and row["images_per_second"] > 0 and row["task"] == task for row in rows)
 
 
+def test_what_a_detector_finds_is_told_beside_its_speed(images: Path, tmp_path: Path) -> None:
+    """Untrained, torchvision's finds as much as it may in every image."""
+    most = {"min_size": 64, "max_size": 64, "detections": 7}
+    card = Card("maskrcnn_resnet18_fpn", ("cell",), 64, most, task="detection")
+    save_model(card.build(), card, tmp_path / "peer.safetensors")
+    out = tmp_path / "figures.json"
+    arguments = [str(tmp_path / "peer.safetensors"), "--images", str(images), "--batch", "2", "--json", str(out)]
+    assert "objects" in said(arguments)
+    assert json.loads(out.read_text())["rows"][0]["objects"] == 7
+
+
 def test_batches_where_sizes_allow_them(images: Path, tmp_path: Path) -> None:
     for task in ("classification", "detection", "segmentation"):
         save_model(CARDS[task].build(), CARDS[task], tmp_path / f"{task}.safetensors")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from vir.cli.bench import report
 from vir.cli.shared import Batch, Json, Repeats, console, fail, megabytes
@@ -38,11 +38,11 @@ def bench_trained(
             rows = trained.compare(checkpoints, pictures, batch=batch, half=half, repeats=repeats, device=device)
     except (BadCheckpoint, UnreadableImage, ValueError) as error:
         fail(str(error))
-    table = Table("checkpoint", "px", "images/s", "times the first", "spread", "peak memory")
+    table = Table(Column("checkpoint", overflow="fold"), "px", "images/s", "times the first", "spread", "peak memory", "objects")
     for row in rows:
         times = row.images_per_second / rows[0].images_per_second
         memory = megabytes(row.peak_bytes) if row.peak_bytes is not None else ""
         told = f"{row.images_per_second:,.1f}", f"{times:.2f}", f"{row.spread:.0%}", memory
-        table.add_row(row.checkpoint, str(row.size), *told)
+        table.add_row(row.checkpoint, str(row.size), *told, "" if row.objects is None else f"{row.objects:,.1f}")
     console.print(table)
     report([row.as_dict() for row in rows], out, device, "bf16" if half else "float32")

@@ -20,9 +20,9 @@ from vir.streaming.positions import Positions
 from vir.streaming.readers import Reader
 
 Pool = Literal["token", "avg"]
-# Of a band, if nobody says how many rows it has: more gains nothing on a CPU, and some speed for
-# as much more memory on a GPU.
-BAND_TOKENS = {"cpu": 4096, "cuda": 32768}
+# Of a band, if nobody says how many rows it has: more gains nothing on a CPU, and some speed for as much more memory on
+# a GPU, which waits for its host where bands are low.
+BAND_TOKENS = {"cpu": 4096, "cuda": 49152}
 
 
 class CannotStream(ValueError):
