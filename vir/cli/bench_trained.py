@@ -38,7 +38,8 @@ def bench_trained(
             rows = trained.compare(checkpoints, pictures, batch=batch, half=half, repeats=repeats, device=device)
     except (BadCheckpoint, UnreadableImage, ValueError) as error:
         fail(str(error))
-    table = Table(Column("checkpoint", overflow="fold"), "px", "images/s", "times the first", "spread", "peak memory", "objects")
+    columns = "px", "images/s", "times the first", "spread", "peak memory", "objects"
+    table = Table(Column("checkpoint", overflow="fold"), *columns)
     for row in rows:
         times = row.images_per_second / rows[0].images_per_second
         memory = megabytes(row.peak_bytes) if row.peak_bytes is not None else ""
