@@ -41,8 +41,26 @@ def test_classes_keep_their_numbers_where_some_are_missing(split: Path) -> None:
     val = open_sets(split)["val"]
     assert val.classes == ("cats", "dogs")
     assert val.per_class() == [0, 4]
-    assert any("class 'cats' has no images" in remark for remark in val.remarks)
-    assert any("'birds'" in remark for remark in val.remarks)
+    nothing, left_out = val.remarks
+    assert "1 of 2 classes have no images" in nothing
+    assert nothing.endswith(": 'cats'")
+    assert "1 folders" in left_out
+    assert left_out.endswith(": 'birds'")
+
+
+def test_long_lists_of_what_is_missing_are_cut(tmp_path: Path) -> None:
+    fill(tmp_path / "cats", 2)
+    (remark,) = open_images(tmp_path, ("cats", *"abcdefg")).remarks
+    assert remark.endswith("7 of 8 classes have no images in " + f"{tmp_path}: 'a', 'b', 'c', 'd', 'e', ..")
+
+
+def test_images_to_judge_by_have_a_name(split: Path) -> None:
+    classes = ("cats", "dogs")
+    fill(split / "test" / "dogs", 3)
+    counts = {name: len(open_images(split, classes, name)) for name in ("train", "val", "test")}
+    assert counts == {"train": 10, "val": len(open_images(split, classes)), "test": 3}
+    with pytest.raises(NoImages, match="has no folder 'night'"):
+        open_images(split, classes, "night")
 
 
 def test_a_folder_without_a_split_holds_some_out_and_the_same_when_it_grows(tmp_path: Path) -> None:

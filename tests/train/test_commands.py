@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,22 @@ def test_the_accuracy_told_after_training_is_the_one_that_evaluate_tells(
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["trained_size"], figures["size"], figures["decay"]) == (card["size"], 64, "rescale")
     assert {"model": card["model"], "images": 16}.items() <= figures.items()
+
+
+def test_evaluate_says_what_it_did_not_judge(trained: Path, data: Path, tmp_path: Path) -> None:
+    renamed = tmp_path / "renamed"
+    shutil.copytree(data, renamed)
+    first = sorted((renamed / "val").iterdir())[0]
+    first.rename(first.with_name("of_another_name"))
+    said = told(["evaluate", str(trained), "--data", str(renamed), "--workers", "0"])
+    assert "classes have no images" in said
+    assert "'of_another_name'" in said
+    assert "on 8 images" in said
+    first.with_name("of_another_name").rename(renamed / "train" / "more")
+    said = told(["evaluate", str(trained), "--data", str(renamed), "--split", "train", "--workers", "0"])
+    assert "on 16 images" in said
+    assert "'more'" in said
+    assert "has no folder 'test'" in told(["evaluate", str(trained), "--data", str(renamed), "--split", "test"], 2)
 
 
 def test_predict_answers_and_names_what_it_cannot_read(trained: Path, data: Path, tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def evaluate(
             stretch_decay(model, card.stretch * card.size / (size or card.size))
         how: dict[str, Any] = {"size": size, "batch": batch, "workers": workers, "void": tuple(void or ())}
         with console.status("judging"):
-            verdict = judge_data(model, card, data, split=split, device=best_device(), mirrored=mirrored, **how)
+            verdict = judge_data(
+                model, card, data, split=split, device=best_device(), mirrored=mirrored, say=_note, **how
+            )  # fmt: skip
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
     metrics = verdict.metrics()
@@ -73,6 +75,10 @@ def evaluate(
         out.write_text(json.dumps(told_of, indent=1) + "\n")
 
 
+def _note(remark: str) -> None:
+    console.print(f"note: {remark}", highlight=False)
+
+
 def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option(help="The file to write, such as birds.safetensors.")],
@@ -91,7 +97,7 @@ def export(
 
     if out.suffix != ".safetensors":
         fail(f"--out {out}: expected a name that ends in .safetensors.")
-    judging = {"split": split, "workers": workers, "void": tuple(void or ())}
+    judging: dict[str, Any] = {"split": split, "workers": workers, "void": tuple(void or ()), "say": _note}
     try:
         with console.status("judging"):
             card = make(checkpoint, data, out, command=command, terms=terms, **judging)

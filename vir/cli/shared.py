@@ -49,7 +49,7 @@ Void = Annotated[
     list[int] | None,
     typer.Option(help="Segmentation: a number in label maps that is no class, besides 255; repeat for several."),
 ]
-Split = Annotated[str, typer.Option(help="Detection and segmentation: which images to judge by, such as val or test.")]
+Split = Annotated[str, typer.Option(help="Which images to judge by, such as val, test or train.")]
 WORKERS = min(4, os.cpu_count() or 1)
 Workers = Annotated[int, typer.Option(help="Processes that read images.", min=0)]
 

@@ -14,6 +14,7 @@ from vir.data import hub
 Split = Literal["train", "val"]
 FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 EXTENSIONS = (".webp", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".avif")  # besides timm's PNG and JPEG
+TOLD = 5  # names in a remark
 HELD_OUT = 10  # one image in so many is kept for validation where the data has no split of its own
 
 
@@ -66,14 +67,20 @@ def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Sp
     return _split(_open(folders["train"] or root, classes))
 
 
-def open_images(data: str | Path, classes: Sequence[str]) -> LabelledImages:
-    """The images to judge by: the val/ of a folder if it has one, else all that it holds."""
+def open_images(data: str | Path, classes: Sequence[str], split: str = "val") -> LabelledImages:
+    """The images to judge by: the val/ of a folder if it has one, else all that it holds; or another split by name."""
     if str(data).startswith(hub.PREFIX):
-        return _open_hub(str(data), classes)["val"]
+        sets = {str(name): images for name, images in _open_hub(str(data), classes).items()}
+        if split not in sets:
+            raise NoImages(f"{data} is judged by its val or train images, not by {split!r}.")
+        return sets[split]
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
-    return _open(_find(root, FOLDERS["val"]) or root, classes)
+    place = _find(root, next((names for known, names in FOLDERS.items() if known == split), (split,)))
+    if place is None and split != "val":
+        raise NoImages(f"{root} has no folder {split!r}: expected it to hold one folder per class.")
+    return _open(place or root, classes)
 
 
 def _open_hub(data: str, classes: Sequence[str] | None) -> dict[Split, LabelledImages]:
@@ -137,13 +144,17 @@ def _by_number(class_to_idx: dict[str, int]) -> tuple[str, ...]:
 
 
 def _remarks(root: Path, targets: Sequence[int], classes: Sequence[str]) -> list[str]:
-    present = set(targets)
-    remarks = [f"class {name!r} has no images in {root}" for i, name in enumerate(classes) if i not in present]
-    if root.is_dir():
-        folders = {entry.name for entry in os.scandir(root) if entry.is_dir()}
-        unknown = sorted(folders - set(classes))
-        remarks += [f"the folder {name!r} in {root} is left out: it has no images or is no class" for name in unknown]
+    present, remarks = set(targets), []
+    if empty := [name for i, name in enumerate(classes) if i not in present]:
+        remarks.append(f"{len(empty)} of {len(classes)} classes have no images in {root}: {_some_of(empty)}")
+    folders = {entry.name for entry in os.scandir(root) if entry.is_dir()} if root.is_dir() else set()
+    if unknown := sorted(folders - set(classes)):
+        remarks.append(f"{len(unknown)} folders in {root} are no class or empty, and left out: {_some_of(unknown)}")
     return remarks
+
+
+def _some_of(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:TOLD])) + (", .." if len(names) > TOLD else "")
 
 
 def _split(whole: LabelledImages) -> dict[Split, LabelledImages]:

@@ -1,5 +1,6 @@
 """A trained model judged on a whole set of images, whatever its task."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,18 +30,24 @@ def judge_data(
     device: str = "cpu",
     void: tuple[int, ...] = (),
     mirrored: bool = False,
+    say: Callable[[str], None] = lambda remark: None,
 ) -> Judgement | DetectionJudgement | SegmentationJudgement:
-    """In full precision. Images of dense tasks come one at a time, each in its own size."""
+    """In full precision. Images of dense tasks come one at a time, each in its own size. What is remarkable about the
+    data is said."""
     if card.task == "classification":
-        return judge_set(model, card, open_images(data, card.classes), size, batch, workers, device)
+        images = open_images(data, card.classes, split)
+        _say(images.remarks, say)
+        return judge_set(model, card, images, size, batch, workers, device)
     if card.task == "detection":
         objects: Any = _part(open_objects(data, card.classes), split, data)
+        _say(objects.remarks, say)
         if size is not None:
             model.set_size(size)
         examples = DenseExamples(objects, ForJudgingDetection(), stand_in=False, read=objects.read_truth)
         batches = judging_batches(examples, 1, Share(), workers)
         return judge_detection(model, batches, card.classes, torch.device(device), most=most_objects(model))
     scenes = _part(open_scenes(data, card.classes, void), split, data)
+    _say(scenes.remarks, say)
     as_judged = ForJudgingSegmentation(short=size or card.size, colours=AS_THEY_ARE)
     batches = judging_batches(DenseExamples(scenes, as_judged, stand_in=False), 1, Share(), workers)
     return judge_segmentation(model, batches, card.classes, torch.device(device), mirrored=mirrored)
@@ -49,6 +56,11 @@ def judge_data(
 def most_objects(model: nn.Module) -> int:
     """As many answers of an image are judged as the detector gives."""
     return int(model.roi_heads.detections_per_img)  # type: ignore[arg-type, union-attr]
+
+
+def _say(remarks: Sequence[str], say: Callable[[str], None]) -> None:
+    for remark in remarks:
+        say(remark)
 
 
 def _part(sets: Any, split: str, data: str) -> Any:
