@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 
 # Some virtual machines announce AMX and trap when it is used; bf16 must not depend on that.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -28,5 +29,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_each_time() -> None:
+def _same_numbers_and_threads_each_time() -> Iterator[None]:
+    """Benchmarks set the number of threads: left so, they make the tests after them ten times as slow."""
+    threads = torch.get_num_threads()
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
