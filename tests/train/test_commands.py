@@ -82,6 +82,14 @@ def test_predict_answers_and_names_what_it_cannot_read(trained: Path, data: Path
     said = told(["predict", str(photo), str(broken), "--checkpoint", str(trained)], code=1)
     assert re.search(r"(black|white) [\d.]+ %, (black|white) [\d.]+ %", said)
     assert "is not an image" in said
+    for name in ("[old] a.png", "more/[old] a.png", "more/b.png"):
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, tmp_path / "folder" / name)
+    said = told(["predict", str(tmp_path / "folder"), "--checkpoint", str(trained)])
+    assert said.count("[old] a.png: ") == 2
+    assert "b.png: " in said
+    (tmp_path / "empty").mkdir()
+    assert "there is no image in it" in told(["predict", str(tmp_path / "empty"), "--checkpoint", str(trained)], 2)
     lines = CliRunner().invoke(app, ["predict", str(photo), "--checkpoint", str(trained), "--json"]).stdout.splitlines()
     answer = json.loads(lines[0])
     assert set(answer["names"]) == {"black", "white"}

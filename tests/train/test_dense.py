@@ -133,6 +133,9 @@ def test_from_a_folder_to_drawn_answers(
     said = told([*ask, "--out", str(tmp_path / "drawn")])
     with Image.open(tmp_path / "drawn" / "0.answer.png") as picture:
         assert max(picture.size) >= 512
+    twice = [ask[0], str(data[task] / "train" / "images" / "0.png"), *ask[1:], "--out", str(tmp_path / "drawn")]
+    told(twice)
+    assert {file.name for file in (tmp_path / "drawn").iterdir()} == {"0.answer.png", "0_2.answer.png"}
     answer = json.loads(CliRunner().invoke(app, [*ask, "--json"]).stdout)
     assert (answer["width"], answer["height"]) == (72, 64)
     if task == "detection":

@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from vir import weights
 from vir.cli.shared import WORKERS, Checkpoint, Data, Decay, Size, Split, Void, Workers, console, fail
@@ -108,7 +110,7 @@ def export(
 
 
 def predict(
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     checkpoint: Annotated[
         str, typer.Option(help="The .safetensors file of a trained model, or the name of weights that ship.")
     ] = weights.DEFAULT,
@@ -123,17 +125,24 @@ def predict(
     """Ask a trained model what is in a photograph: its class, its objects or the class of every pixel."""
     from vir.checkpoint import BadCheckpoint
     from vir.data.images import UnreadableImage
+    from vir.data.sets import image_files
     from vir.predict import predict as ask
 
-    failed = 0
+    files = [file for place in images for file in (image_files(place) if place.is_dir() else [place])]
+    if not files:
+        fail(f"{', '.join(map(str, images))}: there is no image in it. Name images, or a folder of them.")
+    failed, names = 0, Counter[str]()
     try:
-        for path, answer in zip(images, ask(images, checkpoint, top=top, least=least, size=size), strict=True):
+        for path, answer in zip(files, ask(files, checkpoint, top=top, least=least, size=size), strict=True):
             if isinstance(answer, UnreadableImage):
                 failed += 1
-                _tell(as_json, {"image": str(path), "error": str(answer)}, f"[red]{path}:[/] {answer}")
+                told = f"[red]{escape(str(path))}:[/] {escape(str(answer))}"
+                _tell(as_json, {"image": str(path), "error": str(answer)}, told)
                 continue
-            drawn = _drawn(path, answer, out)
-            _tell(as_json, answer.as_dict(), f"{path}: {_in_words(answer)}{f'; drawn in {drawn}' if drawn else ''}")
+            names[path.stem] += 1
+            drawn = _drawn(path, answer, out, names[path.stem])
+            told = f"{path}: {_in_words(answer)}{f'; drawn in {drawn}' if drawn else ''}"
+            _tell(as_json, answer.as_dict(), escape(told))
     except BadCheckpoint as error:
         fail(str(error))
     if failed:
@@ -151,8 +160,9 @@ def _in_words(answer: Any) -> str:
     return ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer.shares.items())
 
 
-def _drawn(path: Path, answer: Any, folder: Path | None) -> Path | None:
-    """The image with the answer on it, where there is something to draw; never in the place of the image itself."""
+def _drawn(path: Path, answer: Any, folder: Path | None, number: int) -> Path | None:
+    """The image with the answer on it, where there is something to draw; never in the place of the image itself, nor of
+    another one of the same name."""
     from vir.answers import Classes
     from vir.data.images import open_image
     from vir.viz.answers import draw
@@ -160,7 +170,7 @@ def _drawn(path: Path, answer: Any, folder: Path | None) -> Path | None:
     if folder is None or isinstance(answer, Classes):
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{path.stem}.answer.png"
+    file = folder / f"{path.stem}{f'_{number}' if number > 1 else ''}.answer.png"
     draw(open_image(path), answer).save(file)
     return file
 
@@ -169,4 +179,4 @@ def _tell(as_json: bool, values: dict[str, Any], words: str) -> None:
     if as_json:
         print(json.dumps(values))
     else:
-        console.print(words, highlight=False)
+        console.print(words, highlight=False, soft_wrap=True)  # a path that is broken into lines cannot be copied
