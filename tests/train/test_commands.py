@@ -146,6 +146,7 @@ def test_the_recipes_are_listed() -> None:
         (["train", "--model", "nosuch"], "no model 'nosuch'"),
         (["train", "--data", "/nowhere"], "does not exist"),
         (["evaluate", "/nowhere.safetensors"], "does not exist"),
+        (["evaluate", "[old].safetensors"], "[old].safetensors does not exist"),
         (["predict", "x.jpg", "--checkpoint", __file__], "not a whole safetensors file"),
         (["finetune", __file__], "not a whole safetensors file"),
     ],

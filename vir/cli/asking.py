@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from vir import weights
 from vir.cli.shared import WORKERS, Checkpoint, Data, Decay, Size, Split, Void, Workers, console, fail
@@ -136,13 +136,13 @@ def predict(
         for path, answer in zip(files, ask(files, checkpoint, top=top, least=least, size=size), strict=True):
             if isinstance(answer, UnreadableImage):
                 failed += 1
-                told = f"[red]{escape(str(path))}:[/] {escape(str(answer))}"
+                told = Text.assemble((f"{path}:", "red"), f" {answer}")
                 _tell(as_json, {"image": str(path), "error": str(answer)}, told)
                 continue
             names[path.stem] += 1
             drawn = _drawn(path, answer, out, names[path.stem])
-            told = f"{path}: {_in_words(answer)}{f'; drawn in {drawn}' if drawn else ''}"
-            _tell(as_json, answer.as_dict(), escape(told))
+            told = Text(f"{path}: {_in_words(answer)}{f'; drawn in {drawn}' if drawn else ''}")
+            _tell(as_json, answer.as_dict(), told)
     except BadCheckpoint as error:
         fail(str(error))
     if failed:
@@ -175,7 +175,7 @@ def _drawn(path: Path, answer: Any, folder: Path | None, number: int) -> Path | 
     return file
 
 
-def _tell(as_json: bool, values: dict[str, Any], words: str) -> None:
+def _tell(as_json: bool, values: dict[str, Any], words: Text) -> None:
     if as_json:
         print(json.dumps(values))
     else:

@@ -6,8 +6,9 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-console = Console()
+console = Console(markup=False)  # names of files and folders may have brackets
 
 Sizes = Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.", min=1)]
 Batch = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
@@ -59,5 +60,5 @@ def megabytes(size: int | None) -> str:
 
 
 def fail(message: str) -> NoReturn:
-    console.print(f"[red]Error:[/] {message}")
+    console.print(Text.assemble(("Error:", "red"), f" {message}"))
     raise typer.Exit(2)

@@ -82,4 +82,4 @@ class Told:
         """A line that stays."""
         if not self.silent:
             self.last_line = time.monotonic()
-            self.progress.console.print(text, highlight=False)
+            self.progress.console.print(text, highlight=False, markup=False)

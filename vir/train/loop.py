@@ -280,7 +280,7 @@ class Trainer:
         try:
             write()
         except OSError as error:
-            self.told.line(f"[red]not saved:[/] {error}. The last checkpoint is kept and training goes on.")
+            self.told.line(f"not saved: {error}. The last checkpoint is kept and training goes on.")
 
     def _finish(self) -> Card:
         if self.log is not None:
