@@ -63,12 +63,12 @@ def test_evaluate_says_what_it_did_not_judge(trained: Path, data: Path, tmp_path
     renamed = tmp_path / "renamed"
     shutil.copytree(data, renamed)
     first = sorted((renamed / "val").iterdir())[0]
-    first.rename(first.with_name("of_another_name"))
+    first.rename(first.with_name("[another] name"))
     said = told(["evaluate", str(trained), "--data", str(renamed), "--workers", "0"])
     assert "classes have no images" in said
-    assert "'of_another_name'" in said
+    assert "'[another] name'" in said
     assert "on 8 images" in said
-    first.with_name("of_another_name").rename(renamed / "train" / "more")
+    first.with_name("[another] name").rename(renamed / "train" / "more")
     said = told(["evaluate", str(trained), "--data", str(renamed), "--split", "train", "--workers", "0"])
     assert "on 16 images" in said
     assert "'more'" in said
