@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,7 +131,7 @@ def predict(
     files = [file for place in images for file in (image_files(place) if place.is_dir() else [place])]
     if not files:
         fail(f"{', '.join(map(str, images))}: there is no image in it. Name images, or a folder of them.")
-    failed, names = 0, Counter[str]()
+    failed, taken = 0, set[Path]()
     try:
         for path, answer in zip(files, ask(files, checkpoint, top=top, least=least, size=size), strict=True):
             if isinstance(answer, UnreadableImage):
@@ -139,8 +139,7 @@ def predict(
                 told = Text.assemble((f"{path}:", "red"), f" {answer}")
                 _tell(as_json, {"image": str(path), "error": str(answer)}, told)
                 continue
-            names[path.stem] += 1
-            drawn = _drawn(path, answer, out, names[path.stem])
+            drawn = _drawn(path, answer, out, taken)
             told = Text(f"{path}: {_in_words(answer)}{f'; drawn in {drawn}' if drawn else ''}")
             _tell(as_json, answer.as_dict(), told)
     except BadCheckpoint as error:
@@ -160,7 +159,7 @@ def _in_words(answer: Any) -> str:
     return ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer.shares.items())
 
 
-def _drawn(path: Path, answer: Any, folder: Path | None, number: int) -> Path | None:
+def _drawn(path: Path, answer: Any, folder: Path | None, taken: set[Path]) -> Path | None:
     """The image with the answer on it, where there is something to draw; never in the place of the image itself, nor of
     another one of the same name."""
     from vir.answers import Classes
@@ -170,7 +169,9 @@ def _drawn(path: Path, answer: Any, folder: Path | None, number: int) -> Path | 
     if folder is None or isinstance(answer, Classes):
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{path.stem}{f'_{number}' if number > 1 else ''}.answer.png"
+    names = (f"{path.stem}{f'_{number}' if number > 1 else ''}.answer.png" for number in count(1))
+    file = next(folder / name for name in names if folder / name not in taken)
+    taken.add(file)
     draw(open_image(path), answer).save(file)
     return file
 
