@@ -79,8 +79,10 @@ def test_mistakes_are_answered_in_words(tmp_path: Path) -> None:
     names.write_text("sky\nroad\n")
     with pytest.raises(UnreadableImage, match="from 0 to 255, not all"):
         open_scenes(tmp_path)["train"].read(0)
-    with pytest.raises(NoImages, match="in this order"):
+    with pytest.raises(NoImages, match=r"in this order\.$"):
         open_scenes(tmp_path, classes=("road", "sky"))
+    with pytest.raises(NoImages, match="left out: --void 0\\.$"):
+        open_scenes(tmp_path, classes=("road",))
     names.write_text("sky\nsky\n")
     with pytest.raises(NoImages, match="twice"):
         open_scenes(tmp_path)

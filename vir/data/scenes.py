@@ -66,7 +66,9 @@ def open_scenes(
     naming = _read_names(folder, void) or _number(folder, pairs, classes, void)
     if classes is not None and tuple(classes) != naming.classes:
         there = ", ".join(naming.classes)
-        raise NoImages(f"{folder} has the classes {there}, expected {', '.join(classes)}, in this order.")
+        raise NoImages(
+            f"{folder} has the classes {there}, expected {', '.join(classes)}, in this order.{naming.hint(classes)}"
+        )
     if not 0 < len(naming.classes) <= MOST_CLASSES:
         raise NoImages(f"{folder} has {len(naming.classes)} classes, expected 1 to {MOST_CLASSES}.")
     return {
@@ -83,6 +85,14 @@ class _Naming:
     classes: tuple[str, ...]
     void: tuple[int, ...]
     remarks: tuple[str, ...] = ()
+
+    def hint(self, classes: Sequence[str]) -> str:
+        """What to do, where there are only more classes than expected."""
+        named = list(zip(self.numbers, self.classes, strict=True))
+        if tuple(name for _, name in named if name in classes) != tuple(classes):
+            return ""
+        more = (f"--void {number}" for number, name in named if name not in classes)
+        return f" If the others are to be left out: {' '.join(more)}."
 
     def table(self) -> np.ndarray:
         class_of = np.full(max(VOID, *self.numbers, *self.void) + 1, NO_CLASS)
