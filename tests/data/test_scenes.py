@@ -81,7 +81,7 @@ def test_mistakes_are_answered_in_words(tmp_path: Path) -> None:
         open_scenes(tmp_path)["train"].read(0)
     with pytest.raises(NoImages, match=r"in this order\.$"):
         open_scenes(tmp_path, classes=("road", "sky"))
-    with pytest.raises(NoImages, match="left out: --void 0\\.$"):
+    with pytest.raises(NoImages, match=r"left out: --void 0\.$"):
         open_scenes(tmp_path, classes=("road",))
     names.write_text("sky\nsky\n")
     with pytest.raises(NoImages, match="twice"):
