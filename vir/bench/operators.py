@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -56,13 +57,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
+def without_linear_attention() -> str:
+    """Why flash-linear-attention is not measured; nothing where it is."""
+    try:
+        for name in ("fla.ops.retention", "fla.ops.simple_gla"):
+            import_module(name)
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
 def linear_attention(gamma: Tensor, tokens: int) -> dict[str, Contender]:
     """flash-linear-attention's kernels with our decays; none where it is not installed."""
-    try:
-        from fla.ops.retention import parallel_retention
-        from fla.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla
-    except ImportError:
+    if without_linear_attention():
         return {}
+    from fla.ops.retention import parallel_retention
+    from fla.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla
+
     log = gamma.log()
     found: dict[str, Contender] = {
         "fla chunk": partial(_first_of, chunk_simple_gla, g_gamma=log),

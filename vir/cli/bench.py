@@ -86,6 +86,8 @@ def bench_ops(
 
     _need_gpu("bench ops")
     chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
+    if why := operators.without_linear_attention():
+        console.print(f"note: without flash-linear-attention ({why}): pip install 'vision-retention[bench]'")
     names = ("attention", "best of fla", "kernel 1D", "kernel 2D", "PyTorch 1D", "PyTorch 2D")
     title = "milliseconds; called is forward from Python, the others are the GPU alone"
     table = Table("", "tokens", "batch", "limit", *names, title=title)
