@@ -152,8 +152,9 @@ def compare(
     compiled: bool,
     repeats: int,
     say: Callable[[str], None] = lambda step: None,
+    keep: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[list[Row]]:
-    """The rows of all models, batch by batch from the smallest."""
+    """The rows of all models, batch by batch from the smallest; each is kept as it comes."""
     seconds: dict[str, float] = {}  # of an image
     first, make = next(iter(makers.items()))
     say("warming up")  # a process's first figures are too low: not used
@@ -163,13 +164,11 @@ def compare(
         for name, make in makers.items():
             say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
             nothing = Row(family, name, size, batch, mode, compiled, None, None, None, missing="too slow")
-            if batch * seconds.get(name, 0.0) > LONGEST:
-                rows.append(nothing)
-                continue
-            row = _row(nothing, make, repeats)
+            row = nothing if batch * seconds.get(name, 0.0) > LONGEST else _row(nothing, make, repeats)
             if row.images_per_second:
                 seconds[name] = 1 / row.images_per_second
             rows.append(row)
+            keep(row)
         yield rows
 
 

@@ -228,14 +228,20 @@ def bench_hvir(
     makers = models.hierarchical_models(*chosen) if under == "classifier" else models.dense_models(*chosen, under)
     mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
     family = "HViR" if under == "classifier" else f"HViR, {under}"
+    rows: list[dict[str, Any]] = []
+    origin = _origin("cuda", "bf16")
+
+    def keep(row: models.Row) -> None:
+        rows.append(row.as_dict())
+        _keep(rows, origin, out)
+
     with console.status("") as status:
-        (some,) = models.compare(family, makers, pixels, [batch], mode, compiled, repeats, status.update)
+        (some,) = models.compare(family, makers, pixels, [batch], mode, compiled, repeats, status.update, keep)
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
     console.print(table)
-    rows = [row.as_dict() for row in some]
-    origin = report(rows, out, "cuda", "bf16")
+    _tell_origin(origin, out)
     if plot is not None:
         plots.hierarchy(rows, origin, plot)
         console.print(f"drawn to {plot}")

@@ -9,6 +9,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPH
 from torchvision.ops import generalized_box_iou_loss
 
 from vir.heads.boxes import CodeWeights, decode, encode
+from vir.ops import kernels
 
 BoxLoss = Literal["smooth_l1", "giou"]
 
@@ -46,6 +47,15 @@ class BoxHead(nn.Module):
         return self.classifier(x).float(), self.regressor(x).float()
 
 
+class MapNorm(nn.GroupNorm):
+    """A GroupNorm by its own kernel where no gradient is asked for; under autocast its maps stay as they come."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if kernels.group_norm_serves(x, self.weight, self.num_groups):
+            return kernels.group_norm(x, self.weight, self.bias, self.num_groups, self.eps)
+        return super().forward(x)
+
+
 def two_fc(channels: int, size: int, hidden: int) -> nn.Module:
     return TwoMLPHead(channels * size**2, hidden)
 
@@ -53,5 +63,5 @@ def two_fc(channels: int, size: int, hidden: int) -> nn.Module:
 def four_conv_one_fc(channels: int, size: int, hidden: int) -> nn.Module:
     """Norms are over groups of channels: boxes of one image are too alike for the statistics of a batch."""
     return FastRCNNConvFCHead(
-        (channels, size, size), [channels] * 4, [hidden], norm_layer=lambda dim: nn.GroupNorm(max(1, dim // 8), dim)
+        (channels, size, size), [channels] * 4, [hidden], norm_layer=lambda dim: MapNorm(max(1, dim // 8), dim)
     )

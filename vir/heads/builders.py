@@ -10,7 +10,6 @@ from typing import Any, Literal
 from torch import nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -19,8 +18,9 @@ from vir.heads.backbone import STRIDES, Backbone, BatchNorm, OutputNorm, create_
 from vir.heads.box_heads import BoxHead, BoxLoss, four_conv_one_fc, two_fc
 from vir.heads.boxes import CodeWeights
 from vir.heads.cascade import Cascade, CascadeStage
-from vir.heads.detector import CascadeMaskRCNN, FeaturePyramid, ProposalHead
+from vir.heads.detector import CascadeMaskRCNN, FeaturePyramid
 from vir.heads.masks import ToSizeAndBack
+from vir.heads.proposals import ProposalHead, Proposer
 from vir.heads.upernet import AUXILIARY_LEVEL, UPerHead, UPerNet, conv_norm_act
 from vir.layers.retention import stretch_decay
 
@@ -187,10 +187,10 @@ def _stage(rule: StageRule, head: BoxHeadRule, classes: int, width: int, hidden:
     )
 
 
-def _proposer(width: int, anchor_scale: float, proposals: int) -> RegionProposalNetwork:
+def _proposer(width: int, anchor_scale: float, proposals: int) -> Proposer:
     strides = (*STRIDES, 2 * STRIDES[-1])  # the FPN adds a smaller map, for the largest objects
     anchors = AnchorGenerator(tuple((anchor_scale * stride,) for stride in strides), ((0.5, 1.0, 2.0),) * len(strides))
-    return RegionProposalNetwork(
+    return Proposer(
         anchors,
         ProposalHead(width, anchors.num_anchors_per_location()[0]),
         fg_iou_thresh=0.7,

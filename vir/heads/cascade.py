@@ -96,6 +96,7 @@ class Cascade(nn.Module):
         self, maps: Maps, proposals: list[Tensor], sizes: list[Size], targets: list[Target] | None = None
     ) -> tuple[list[Target], dict[str, Tensor]]:
         proposals = [boxes.float() for boxes in proposals]
+        maps = {name: x.contiguous() for name, x in maps.items()}  # RoIAlign would turn them round each time
         if self.training:
             assert targets is not None
             return [], self.losses(maps, proposals, sizes, targets)

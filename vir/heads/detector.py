@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
-from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork
 
 from vir.heads.backbone import Backbone
@@ -24,14 +23,6 @@ class FeaturePyramid(nn.Module):
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
         maps = OrderedDict((str(i), x) for i, x in enumerate(self.body(images)))
         return OrderedDict((name, x.float()) for name, x in self.fpn(maps).items())
-
-
-class ProposalHead(RPNHead):
-    """torchvision's, with its answers in float32: proposals are decoded in the precision they come in."""
-
-    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        logits, codes = super().forward(x)
-        return [y.float() for y in logits], [y.float() for y in codes]
 
 
 class CascadeMaskRCNN(GeneralizedRCNN):

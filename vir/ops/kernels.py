@@ -10,6 +10,7 @@ from vir.ops.decay import mask_1d
 
 INSTALLED = find_spec("triton") is not None
 if INSTALLED:
+    from vir.ops.triton import group_norm as maps
     from vir.ops.triton import norm, operators
 
 LARGEST_HEAD = 128
@@ -100,6 +101,15 @@ def norm_serves(x: Tensor, weight: Tensor) -> bool:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     return norm.layer_norm(x, weight, bias, eps, dtype)
+
+
+def group_norm_serves(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether `group_norm` may stand in for PyTorch's."""
+    return norm_serves(x, weight) and maps.serves(x.shape[1], x[0, 0].numel() if len(x) else 0, groups)
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    return maps.group_norm(x, weight, bias, groups, eps)
 
 
 def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Tensor | None) -> Callable:

@@ -18,7 +18,7 @@ from vir.ops.triton.runner import Numbers, Step
 from vir.ops.triton.settings import Schedule
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
-JOIN: Schedule = (4, 3, None)
+JOIN: Schedule = (1, 3, None)
 JOINED = {"SOME": 16, "PART": 64}  # states at a time, and numbers of each
 MOST_PLANS = 4096
 
