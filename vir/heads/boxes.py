@@ -10,7 +10,7 @@ CodeWeights = tuple[float, float, float, float]
 LARGEST_GROWTH = log(1000 / 16)  # of a side in one step: exp() of a wild guess must not overflow
 SMALLEST_SIDE = 1e-2  # pixels
 TINY = 1e-9  # square pixels
-PAIRS = 2**25  # of boxes whose overlaps are looked at together: some hundred megabytes
+PAIRS = 2**24  # of boxes whose overlaps are looked at together: some hundred megabytes
 ROUNDS = 4  # of suppression before the GPU is asked whether it has ended
 
 
@@ -35,11 +35,12 @@ def decode(code: Tensor, boxes: Tensor, weights: CodeWeights) -> Tensor:
 
 def overlaps(boxes: Tensor, truth: Tensor) -> Tensor:
     """IoU of all boxes with all truths of the same image: b n 4, b m 4 -> b n m; 0 where both have no area."""
-    low = torch.maximum(boxes[:, :, None, :2], truth[:, None, :, :2])
-    high = torch.minimum(boxes[:, :, None, 2:], truth[:, None, :, 2:])
-    both = (high - low).clamp(min=0).prod(-1)
-    area, true_area = ((x[..., 2:] - x[..., :2]).prod(-1) for x in (boxes, truth))
-    return both / (area[:, :, None] + true_area[:, None] - both).clamp(min=TINY)
+    x1, y1, x2, y2 = boxes[:, :, None].unbind(-1)
+    true_x1, true_y1, true_x2, true_y2 = truth[:, None].unbind(-1)
+    both = (torch.minimum(x2, true_x2) - torch.maximum(x1, true_x1)).clamp_(min=0)
+    both *= (torch.minimum(y2, true_y2) - torch.maximum(y1, true_y1)).clamp_(min=0)
+    area, true_area = (x2 - x1) * (y2 - y1), (true_x2 - true_x1) * (true_y2 - true_y1)
+    return both / (area + true_area).sub_(both).clamp_(min=TINY)
 
 
 def best_of_overlapping(boxes: Tensor, there: Tensor, threshold: float) -> Tensor:
