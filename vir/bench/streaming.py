@@ -64,6 +64,7 @@ def streamed(
     streamer = Streamer(model, *image.shape[:2])
     for band in bands(streamer, image, rows or default_rows(streamer.grid[1], device.type)):
         band.scores.float().cpu()
+        del band  # else it is held while the next one passes
     streamer.answer().cpu()
 
 

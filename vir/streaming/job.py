@@ -85,6 +85,7 @@ class Job:
                 made = {SCORES: band.scores, FEATURES: band.features}
                 for name, map_ in self.maps.items():
                     map_.write(band.top, made[name].float().cpu().numpy())
+                del band, made  # else they are held while the next band passes
                 height = min(self.streamer.row * self.streamer.patch, self.streamer.height)
                 pixels = (height - first * self.streamer.patch) * self.streamer.width
                 say(Done(height, pixels, time.monotonic() - began))
