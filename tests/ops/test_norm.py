@@ -11,6 +11,8 @@ from bounds import fenced
 from compare import relative_error
 
 pytest.importorskip("triton")
+from vir.layers import norm as layer
+from vir.layers.norm import TokenNorm
 from vir.layers.retention import HeadsNorm
 from vir.ops import kernels
 from vir.ops.triton import launch
@@ -66,9 +68,29 @@ def test_pytorch_keeps_what_needs_gradients() -> None:
         assert kernels.norm_serves(x, norm.weight) == (DEVICE == "cuda")
 
 
+@pytest.mark.parametrize("of_x", ROUNDING, ids=str)
+@pytest.mark.parametrize("of_weight", [torch.float32, torch.bfloat16], ids=str)
+def test_of_many_tokens_by_the_kernel(
+    of_x: torch.dtype, of_weight: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, weight: True)  # a CPU's are served by the interpreter
+    monkeypatch.setattr(layer, "MANY", 4 * 48)
+    used, usual = [], kernels.layer_norm
+    monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))
+    norm, x = TokenNorm(48, eps=1e-6).to(DEVICE, of_weight), torch.randn(1, 4, 48, device=DEVICE, dtype=of_x)
+    got = norm(x)
+    assert used
+    assert got.dtype == torch.promote_types(of_x, of_weight)
+    assert relative_error(got, F.layer_norm(x.double(), (48,), eps=1e-6)) < ROUNDING[got.dtype]
+    used.clear()
+    assert relative_error(norm(x[:, :3].to(of_weight)), F.layer_norm(x[:, :3].to(of_weight).double(), (48,))) < 5e-3
+    assert not used
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_models_answer_the_same_with_and_without_gradients(dtype: torch.dtype) -> None:
+def test_models_answer_the_same_with_and_without_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "MANY", 1)
     model = timm.create_model("vir_tiny_patch16_224", img_size=64).to("cuda", dtype).eval()
     images = torch.randn(2, 3, 64, 64, device="cuda", dtype=dtype)
     with torch.no_grad():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vir import ops
 from vir.layers.blocks import Ablation, RetentionBlock, check_ablation, depth_for
+from vir.layers.norm import TokenNorm
 from vir.layers.patches import Grid, add_positions, append_class_token, both_ways, fold_both_ways, to_map
 from vir.layers.retention import Retention, set_form
 from vir.models.contract import check_output_fmt, init_linear, take_indices
@@ -93,7 +94,7 @@ class VisionRetention(nn.Module):
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(depth)
         ]
-        self.norm: nn.Module = nn.LayerNorm(embed_dim, eps=1e-6, **dd)
+        self.norm: nn.Module = TokenNorm(embed_dim, eps=1e-6, **dd)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes else nn.Identity()
         self.init_weights()
