@@ -80,7 +80,7 @@ def test_tiles_at_the_border_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(streaming.KINDS, "S", "tiny")
-    monkeypatch.setattr(streaming, "_in_a_fresh_process", lambda *_: 1)
+    monkeypatch.setattr(streaming, "in_a_fresh_process", lambda *_: 1)
     rows = list(streaming.compare("S", [32, 64], 64, torch.device("cpu"), 0.0))
     assert [row.missing for row in rows if row.height == 64] == ["too slow"] * 6
     assert all(row.peak_bytes is None for row in rows if row.height == 64)

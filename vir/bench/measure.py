@@ -2,11 +2,13 @@
 
 import ctypes
 import gc
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -136,3 +138,9 @@ def _commit() -> str:
         return f"{commit} with changes" if commit and git("status", "--porcelain", "--", ".") else commit
     except FileNotFoundError:
         return ""
+
+
+def in_a_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What others left behind, of the heap or of a compiler, would count as well."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vir.bench.gpu import peak_gpu_memory, time_on_gpu
-from vir.bench.measure import timing
+from vir.bench.measure import in_a_fresh_process, timing
 from vir.heads.builders import build_backbone, build_detector, build_segmentor
 from vir.layers.blocks import ABLATIONS
 from vir.layers.patches import Grid
@@ -24,6 +24,7 @@ PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated l
 WARM_UP = 0.3  # seconds of calls before the timed ones: a GPU that was idle runs slowly at first
 LONGEST = 4.0  # seconds of a call, foretold by the row of the smaller batch: longer ones are left out
 Size = tuple[int, int]
+Makers = dict[str, Callable[[], nn.Module]]  # of models: only one of them is on the GPU at a time
 SIZES = {"S": "small", "B": "base", "L": "large"}
 HIERARCHICAL = ("hvir_0", "hvir_1", "hvir_2", "hvir_3", "hvir_4")
 PEERS = (
@@ -75,8 +76,8 @@ def ceiling(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_models(kind: str, size: int, forms: bool = True) -> dict[str, Callable[[], nn.Module]]:
-    """ViR of one size beside timm's ViT of the same, as makers: only one of them is on the GPU at a time."""
+def plain_models(kind: str, size: int, forms: bool = True) -> Makers:
+    """ViR of one size beside timm's ViT of the same."""
     name = SIZES[kind]
     vir = partial(timm.create_model, f"vir_{name}_patch16_224", img_size=size)
     label = f"{kind}/16"
@@ -93,15 +94,15 @@ def plain_models(kind: str, size: int, forms: bool = True) -> dict[str, Callable
     }
 
 
-def component_models(kind: str, size: int) -> dict[str, Callable[[], nn.Module]]:
+def component_models(kind: str, size: int) -> Makers:
     """A ViR in 1D and the same with one part of it changed, as in the paper's table of components; the base first."""
     vir = partial(timm.create_model, f"vir_{SIZES[kind]}_patch16_224", img_size=size)
     return {"base": vir, **{ablation: partial(vir, ablation=ablation) for ablation in ABLATIONS}}
 
 
-def hierarchical_models(names: list[str], peers: list[str], size: Size) -> dict[str, Callable[[], nn.Module]]:
+def hierarchical_models(names: list[str], peers: list[str], size: Size) -> Makers:
     """HViR, each with its ceiling, and timm's models; a ViT at another size than its own is left out."""
-    makers: dict[str, Callable[[], nn.Module]] = {}
+    makers: Makers = {}
     for name in names:
         make = partial(timm.create_model, name, retention="2d")
         makers[name] = make
@@ -113,7 +114,7 @@ def hierarchical_models(names: list[str], peers: list[str], size: Size) -> dict[
     return makers
 
 
-def dense_models(names: list[str], peers: list[str], size: Size, under: Under) -> dict[str, Callable[[], nn.Module]]:
+def dense_models(names: list[str], peers: list[str], size: Size, under: Under) -> Makers:
     """Backbones alone, or under the heads of the paper's dense tasks; weights are random, so that nothing is found and
     the heads of masks have no work."""
     build: dict[Under, Callable[..., nn.Module]] = {
@@ -123,7 +124,7 @@ def dense_models(names: list[str], peers: list[str], size: Size, under: Under) -
         ),
         "segmentor": lambda name, **args: build_segmentor(name, 150, **args),
     }
-    makers: dict[str, Callable[[], nn.Module]] = {name: partial(build[under], name, retention="2d") for name in names}
+    makers: Makers = {name: partial(build[under], name, retention="2d") for name in names}
     return makers | {name: partial(build[under], name) for name in peers}
 
 
@@ -145,7 +146,7 @@ def in_form(model: nn.Module, form: Any) -> nn.Module:
 
 def compare(
     family: str,
-    makers: dict[str, Callable[[], nn.Module]],
+    models: Callable[[], Makers],
     size: Size,
     batches: list[int],
     mode: Mode,
@@ -154,22 +155,32 @@ def compare(
     say: Callable[[str], None] = lambda step: None,
     keep: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[list[Row]]:
-    """The rows of all models, batch by batch from the smallest; each is kept as it comes."""
+    """The rows of all models, batch by batch from the smallest; each is kept as it comes.
+
+    A compiled one has a process of its own, as for those who use it: compiled after others it costs its host more.
+    """
+    makers = models()
     seconds: dict[str, float] = {}  # of an image
-    first, make = next(iter(makers.items()))
-    say("warming up")  # a process's first figures are too low: not used
-    _row(Row(family, first, size, min(batches), mode, compiled, None, None, None), make, 1)
+    if not compiled:
+        first, make = next(iter(makers.items()))
+        say("warming up")  # a process's first figures are too low: not used
+        _row(Row(family, first, size, min(batches), mode, compiled, None, None, None), make, 1)
     for batch in sorted(batches):
         rows = []
         for name, make in makers.items():
             say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
-            nothing = Row(family, name, size, batch, mode, compiled, None, None, None, missing="too slow")
-            row = nothing if batch * seconds.get(name, 0.0) > LONGEST else _row(nothing, make, repeats)
+            row = Row(family, name, size, batch, mode, compiled, None, None, None, missing="too slow")
+            if batch * seconds.get(name, 0.0) <= LONGEST:
+                row = in_a_fresh_process(_row_of, row, models, repeats) if compiled else _row(row, make, repeats)
             if row.images_per_second:
                 seconds[name] = 1 / row.images_per_second
             rows.append(row)
             keep(row)
         yield rows
+
+
+def _row_of(nothing: Row, models: Callable[[], Makers], repeats: int) -> Row:
+    return _row(nothing, models()[nothing.model], repeats)
 
 
 def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:

@@ -1,8 +1,6 @@
 """Images of growing height: streamed, in tiles, and at once. Megapixels a second and peak memory."""
 
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
@@ -15,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vir.bench.gpu import peak_gpu_memory
-from vir.bench.measure import peak_memory, timing
+from vir.bench.measure import in_a_fresh_process, peak_memory, timing
 from vir.layers.retention import set_form
 from vir.streaming import Streamer
 from vir.streaming.engine import bands, default_rows, rows_ahead
@@ -161,7 +159,7 @@ def compare(
 ) -> Iterator[Row]:
     """Image by image from the lowest; all contenders in turn, so that a busy machine slows them alike."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    measure = peak_of if device.type == "cuda" else partial(_in_a_fresh_process, peak_of)
+    measure = peak_of if device.type == "cuda" else partial(in_a_fresh_process, peak_of)
     racers = []
     for name, (make, run) in contenders(kind, band_rows).items():
         call = partial(_run, run, make().to(device, dtype).eval(), device, dtype)
@@ -202,9 +200,3 @@ def peak_of(
     run(model, MadePixels(TILE, width), device, dtype)  # libraries take their memory
     call = partial(run, model, MadePixels(height, width), device, dtype)
     return peak_gpu_memory(call) if device.type == "cuda" else peak_memory(call)
-
-
-def _in_a_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What others left of the heap would count as well."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()

@@ -1,11 +1,13 @@
 """vir bench: speed and memory against what you would use instead."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import typer
+from rich.status import Status
 from rich.table import Table
 
 from vir.cli.shared import Batch, Batches, Json, Plot, Repeats, Sizes, Threads, console, fail, megabytes
@@ -28,7 +30,7 @@ def bench_cpu(
     sizes = sizes or [224, 512, 1024]
     table = Table("px", "model", "images/s", "times ViT", "spread", "peak memory")
     rows = []
-    with console.status("") as status:
+    with _status() as status:
         for some in cpu.compare(sizes, batch, repeats, say=status.update):
             rows += some
             for row in some:
@@ -60,7 +62,7 @@ def bench_forms(
     shown = ("parallel", "chunkwise", "recurrent", "scan")
     table = Table("", "tokens", *shown, "times best", title="milliseconds; * is the form that auto takes")
     rows = []
-    with console.status("timing") as status:
+    with _status("timing") as status:
         for row in forms.compare(sides, heads, head_dim, batch, repeats):
             status.update(f"{row.retention}, {row.tokens} tokens done")
             rows.append(row)
@@ -93,7 +95,7 @@ def bench_ops(
     table = Table("", "tokens", "batch", "limit", *names, title=title)
     rows: list[dict[str, Any]] = []
     origin = _origin("cuda", "bf16")
-    with console.status("") as status:
+    with _status() as status:
         for row in operators.compare(chosen, repeats, backward):
             status.update(f"{row.tokens} tokens done")
             rows.append(row.as_dict())
@@ -136,12 +138,12 @@ def bench_models(
     mode: models.Mode = "training" if training else "inference"
     rows: list[dict[str, Any]] = []
     origin = _origin("cuda", "bf16")
-    with console.status("") as status:
+    with _status() as status:
         for kind in kinds or ["B"]:
             if kind not in models.SIZES:
                 fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
             for size in sizes or [224, 512, 1024, 2048, 4096]:
-                makers = models.plain_models(kind, size, forms)
+                makers = partial(models.plain_models, kind, size, forms)
                 for some in models.compare(
                     kind, makers, (size, size), batches or [16], mode, compiled, repeats, status.update
                 ):
@@ -172,9 +174,9 @@ def bench_components(
     _need_gpu("bench components")
     if kind not in models.SIZES:
         fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
-    makers, pixels = models.component_models(kind, size), (size, size)
+    makers, pixels = partial(models.component_models, kind, size), (size, size)
     family = f"ViR-{kind}/16 {plots.COMPONENTS}"
-    with console.status("") as status:
+    with _status() as status:
         (some,) = models.compare(family, makers, pixels, [batch], "inference", compiled, repeats, status.update)
     table = Table("component", "images/s", "times base", "paper: times base", "spread", "peak memory")
     for row in some:
@@ -225,7 +227,9 @@ def bench_hvir(
         if not timm.is_model(name):
             fail(f"--peer {name}: expected a model that timm knows, such as {', '.join(models.PEERS)}.")
     chosen = names or list(models.HIERARCHICAL), peers or list(models.PEERS), pixels
-    makers = models.hierarchical_models(*chosen) if under == "classifier" else models.dense_models(*chosen, under)
+    makers = partial(models.hierarchical_models, *chosen)
+    if under != "classifier":
+        makers = partial(models.dense_models, *chosen, under)
     mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
     family = "HViR" if under == "classifier" else f"HViR, {under}"
     rows: list[dict[str, Any]] = []
@@ -235,7 +239,7 @@ def bench_hvir(
         rows.append(row.as_dict())
         _keep(rows, origin, out)
 
-    with console.status("") as status:
+    with _status() as status:
         (some,) = models.compare(family, makers, pixels, [batch], mode, compiled, repeats, status.update, keep)
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
@@ -275,7 +279,7 @@ def bench_stream(
     rows: list[dict[str, Any]] = []
     origin = _origin(device, "bf16" if device == "cuda" else "float32")
     heights = heights or [1024, 4096, 16384, 65536]
-    with console.status("") as status:
+    with _status() as status:
         shape = heights, width, torch.device(device), patience, repeats, band_rows
         for row in streaming.compare(kind, *shape, status.update):
             rows.append(row.as_dict())
@@ -367,6 +371,11 @@ def report(rows: list[dict[str, Any]], out: Path | None, device: str = "cpu", dt
     _keep(rows, origin, out)
     _tell_origin(origin, out)
     return origin
+
+
+def _status(text: str = "") -> Status:
+    """Drawn rarely: its thread takes turns with the one that is measured."""
+    return console.status(text, refresh_per_second=2)
 
 
 def _origin(device: str, dtype: str) -> dict[str, Any]:
