@@ -27,6 +27,14 @@ def test_all_models_are_registered() -> None:
     assert vir.models.VisionRetention.__name__ == "VisionRetention"
 
 
+@pytest.mark.parametrize("name", timm.list_models("hvir_*", pretrained=True))
+def test_weights_that_ship_come_with_the_sizes_they_were_trained_at(name: str) -> None:
+    model = timm.create_model(name, pretrained=True).eval()
+    assert model.forward_features(torch.rand(1, *model.pretrained_cfg["input_size"])).shape[2:] == tuple(
+        model.pretrained_cfg["pool_size"]
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_as_in_the_paper(name: str) -> None:
     model = timm.create_model(name, device="meta")

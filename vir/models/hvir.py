@@ -85,6 +85,9 @@ class RetentionStage(nn.Module):
         return to_map(tokens, (rows, cols))
 
 
+LAST_STRIDE = 32
+
+
 class HybridVisionRetention(nn.Module):
     """Four levels at strides 4, 8, 16, 32: convolutions where the map is large, retention where it is small."""
 
@@ -223,12 +226,12 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: HybridVisionReten
     return dict(state_dict.get("model", state_dict.get("state_dict", state_dict)))
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
+def _cfg(input_size: tuple[int, int, int] = (3, 224, 224), **kwargs: Any) -> dict[str, Any]:
     return {
         "url": "",
         "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
+        "input_size": input_size,
+        "pool_size": tuple(-(-side // LAST_STRIDE) for side in input_size[1:]),
         "crop_pct": 0.875,
         "interpolation": "bicubic",
         "fixed_input_size": False,
