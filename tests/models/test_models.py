@@ -214,6 +214,22 @@ def test_traced_graph_agrees_at_every_size(family: str, retention: str, device: 
             assert (compiled(image(*size).to(device)) - model(image(*size).to(device))).abs().max() < 1e-4
 
 
+def test_compilers_are_given_the_decays_and_follow_their_stretching(device: str) -> None:
+    """Else every layer has a kernel that makes them."""
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+    model = small("hvir_tiny").to(device).eval()
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    with torch.no_grad():
+        for power in (1.0, 0.5, 0.7):
+            stretch_decay(model, power)
+            assert (compiled(image(64, 64).to(device)) - model(image(64, 64).to(device))).abs().max() < 1e-5
+    for graph in graphs:
+        nodes = list(graph.graph.nodes)
+        assert not any("linspace" in str(node.target) for node in nodes)
+        assert sum("given" in node.name for node in nodes if node.op == "placeholder") == 2  # of 2 and of 4 heads
+
+
 @pytest.mark.parametrize("name", sorted(timm.list_models(["vir_*", "hvir_*"])))
 def test_no_graph_break_in_any_model(name: str) -> None:
     """Traced without weights."""

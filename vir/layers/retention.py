@@ -46,18 +46,41 @@ def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None) -> Tensor:
 _KEPT: dict[tuple[int, DecayKind, float, torch.device], Tensor] = {}
 
 
-def _decay_for(x: Tensor, heads: int, kind: DecayKind, stretch: float) -> Tensor:
-    """The decay on x's device, made once: not what tracing or a recording CUDA graph would make, which is not real."""
-    key = heads, kind, stretch, x.device
-    if type(x) is not Tensor or torch.compiler.is_compiling():
-        return ops.decay(heads, kind, device=x.device) ** stretch
+def _kept_decay(heads: int, kind: DecayKind, stretch: float, device: torch.device) -> Tensor:
+    """Made once: not what a recording CUDA graph would make, which is not real before it is replayed."""
+    key = heads, kind, stretch, device
     if key not in _KEPT:
         with torch.inference_mode(False):
-            made = ops.decay(heads, kind, device=x.device) ** stretch
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            made = ops.decay(heads, kind, device=device) ** stretch
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return made
         _KEPT[key] = made
     return _KEPT[key]
+
+
+class _Given:
+    """Decays as attributes: a compiler takes such a tensor as an input, where it would else make it in every layer."""
+
+
+_GIVEN = _Given()
+
+
+@torch.compiler.assume_constant_result
+def _given(heads: int, kind: DecayKind, device: torch.device) -> str:
+    """The name of the attribute that holds this decay from now on."""
+    name = f"{kind}_{heads}_{device.type}_{device.index or 0}"
+    setattr(_GIVEN, name, _kept_decay(heads, kind, 1.0, device))
+    return name
+
+
+def _decay_for(x: Tensor, heads: int, kind: DecayKind, stretch: float) -> Tensor:
+    """The decay on x's device; where x is only traced, as operations."""
+    if type(x) is not Tensor:
+        return ops.decay(heads, kind, device=x.device) ** stretch
+    if torch.compiler.is_compiling():
+        gamma = getattr(_GIVEN, _given(heads, kind, x.device))
+        return gamma if stretch == 1.0 else gamma**stretch
+    return _kept_decay(heads, kind, stretch, x.device)
 
 
 @register_notrace_module
