@@ -14,8 +14,7 @@ from compare import relative_error
 pytest.importorskip("triton")
 from vir.heads.box_heads import MapNorm
 from vir.layers import norm as layer
-from vir.layers.norm import TokenNorm
-from vir.layers.retention import HeadsNorm
+from vir.layers.norm import HeadsNorm, TokenNorm
 from vir.ops import kernels
 from vir.ops.triton import group_norm, launch
 

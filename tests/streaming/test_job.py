@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from vir.checkpoint import Card, load_model, save_model
 from vir.cli import app
 from vir.streaming import CannotStream, Streamer
 from vir.streaming.budget import memory_in_use, parse_bytes, row_bytes, rows_within, state_bytes
+from vir.streaming.engine import Band
 from vir.streaming.horizon import sights
 from vir.streaming.job import Job
 from vir.streaming.readers import ArrayReader
@@ -69,6 +71,25 @@ def test_the_answer_the_map_and_the_scores(model: Path, image: Path, tmp_path: P
     with Image.open(tmp_path / "out" / "map.png") as picture:
         assert min(picture.size) > 100
     assert not (tmp_path / "out" / "progress.npz").exists()
+
+
+def test_a_band_is_let_go_before_the_next_one_passes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref] = []
+    usual = Streamer.pass_band
+
+    def pass_band(streamer: Streamer, pixels: torch.Tensor) -> Band:
+        assert all(band() is None for band in held)
+        band = usual(streamer, pixels)
+        held.append(weakref.ref(band))
+        return band
+
+    monkeypatch.setattr(Streamer, "pass_band", pass_band)
+    trained, _ = load_model(model)
+    reader = ArrayReader(np.zeros((330, 100, 3), dtype=np.uint8))
+    Job(Streamer(trained, 330, 100), reader, 5, tmp_path / "out", {"image": "x"}).run()
+    assert len(held) == 9
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.status import Status
 from rich.table import Table
 
+from vir.cli.figures import origin_of, report, tell, working, write
 from vir.cli.shared import Batch, Batches, Json, Plot, Repeats, Sizes, Threads, console, fail, megabytes
 
 bench = typer.Typer(help="Measure speed and memory against what you would use instead.", no_args_is_help=True)
@@ -30,7 +30,7 @@ def bench_cpu(
     sizes = sizes or [224, 512, 1024]
     table = Table("px", "model", "images/s", "times ViT", "spread", "peak memory")
     rows = []
-    with _status() as status:
+    with working() as status:
         for some in cpu.compare(sizes, batch, repeats, say=status.update):
             rows += some
             for row in some:
@@ -62,7 +62,7 @@ def bench_forms(
     shown = ("parallel", "chunkwise", "recurrent", "scan")
     table = Table("", "tokens", *shown, "times best", title="milliseconds; * is the form that auto takes")
     rows = []
-    with _status("timing") as status:
+    with working("timing") as status:
         for row in forms.compare(sides, heads, head_dim, batch, repeats):
             status.update(f"{row.retention}, {row.tokens} tokens done")
             rows.append(row)
@@ -94,12 +94,12 @@ def bench_ops(
     title = "milliseconds; called is forward from Python, the others are the GPU alone"
     table = Table("", "tokens", "batch", "limit", *names, title=title)
     rows: list[dict[str, Any]] = []
-    origin = _origin("cuda", "bf16")
-    with _status() as status:
+    origin = origin_of("cuda", "bf16")
+    with working() as status:
         for row in operators.compare(chosen, repeats, backward):
             status.update(f"{row.tokens} tokens done")
             rows.append(row.as_dict())
-            _keep(rows, origin, out)
+            write(rows, origin, out)
             if not row.right:
                 worst = max(row.errors, key=lambda name: row.errors[name])
                 table.add_row("wrong", f"{row.tokens:,}", str(row.batch), f"{worst}: error {row.errors[worst]:.1e}")
@@ -110,7 +110,7 @@ def bench_ops(
                 shown = [_short(fla if name == "best of fla" else times.get(name)) for name in names]
                 table.add_row(way, f"{row.tokens:,}", str(row.batch), _short(row.limit), *shown)
     console.print(table)
-    _tell_origin(origin, out)
+    tell(origin, out)
     if plot is not None:
         plots.operators(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -137,8 +137,8 @@ def bench_models(
     table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
     mode: models.Mode = "training" if training else "inference"
     rows: list[dict[str, Any]] = []
-    origin = _origin("cuda", "bf16")
-    with _status() as status:
+    origin = origin_of("cuda", "bf16")
+    with working() as status:
         for kind in kinds or ["B"]:
             if kind not in models.SIZES:
                 fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
@@ -149,9 +149,9 @@ def bench_models(
                 ):
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
                     rows += [row.as_dict() for row in some]
-                    _keep(rows, origin, out)
+                    write(rows, origin, out)
     console.print(table)
-    _tell_origin(origin, out)
+    tell(origin, out)
     if plot is not None:
         plots.models(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -176,7 +176,7 @@ def bench_components(
         fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
     makers, pixels = partial(models.component_models, kind, size), (size, size)
     family = f"ViR-{kind}/16 {plots.COMPONENTS}"
-    with _status() as status:
+    with working() as status:
         (some,) = models.compare(family, makers, pixels, [batch], "inference", compiled, repeats, status.update)
     table = Table("component", "images/s", "times base", "paper: times base", "spread", "peak memory")
     for row in some:
@@ -233,19 +233,19 @@ def bench_hvir(
     mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
     family = "HViR" if under == "classifier" else f"HViR, {under}"
     rows: list[dict[str, Any]] = []
-    origin = _origin("cuda", "bf16")
+    origin = origin_of("cuda", "bf16")
 
     def keep(row: models.Row) -> None:
         rows.append(row.as_dict())
-        _keep(rows, origin, out)
+        write(rows, origin, out)
 
-    with _status() as status:
+    with working() as status:
         (some,) = models.compare(family, makers, pixels, [batch], mode, compiled, repeats, status.update, keep)
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
     console.print(table)
-    _tell_origin(origin, out)
+    tell(origin, out)
     if plot is not None:
         plots.hierarchy(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -277,13 +277,13 @@ def bench_stream(
     device = best_device()
     table = Table("contender", "height", "megapixels/s", "of tiles", "spread", "peak memory")
     rows: list[dict[str, Any]] = []
-    origin = _origin(device, "bf16" if device == "cuda" else "float32")
+    origin = origin_of(device, "bf16" if device == "cuda" else "float32")
     heights = heights or [1024, 4096, 16384, 65536]
-    with _status() as status:
+    with working() as status:
         shape = heights, width, torch.device(device), patience, repeats, band_rows
         for row in streaming.compare(kind, *shape, status.update):
             rows.append(row.as_dict())
-            _keep(rows, origin, out)
+            write(rows, origin, out)
     tiles = {
         (r["height"], "2D" in r["contender"]): r["megapixels_per_second"] for r in rows if "tiles" in r["contender"]
     }
@@ -296,7 +296,7 @@ def bench_stream(
             told = [f"{speed:.2f}", share, f"{one['spread']:.0%}", megabytes(one["peak_bytes"])]
         table.add_row(one["contender"], f"{one['height']:,}", *told)
     console.print(table)
-    _tell_origin(origin, out)
+    tell(origin, out)
     if plot is not None:
         plots.streaming(rows, origin, plot)
         console.print(f"drawn to {plot}")
@@ -363,37 +363,6 @@ def _shape(text: str) -> tuple[int, int]:
 
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def report(rows: list[dict[str, Any]], out: Path | None, device: str = "cpu", dtype: str = "float32") -> dict[str, Any]:
-    """Say where the figures come from, and write them if asked."""
-    origin = _origin(device, dtype)
-    _keep(rows, origin, out)
-    _tell_origin(origin, out)
-    return origin
-
-
-def _status(text: str = "") -> Status:
-    """Drawn rarely: its thread takes turns with the one that is measured."""
-    return console.status(text, refresh_per_second=2)
-
-
-def _origin(device: str, dtype: str) -> dict[str, Any]:
-    from vir.bench.measure import provenance
-
-    return provenance(device, dtype)
-
-
-def _keep(rows: list[dict[str, Any]], origin: dict[str, Any], out: Path | None) -> None:
-    """Write what is measured so far: a long run that is broken off keeps it."""
-    if out is not None:
-        out.write_text(json.dumps({"origin": origin, "rows": rows}, indent=1))
-
-
-def _tell_origin(origin: dict[str, Any], out: Path | None) -> None:
-    console.print(", ".join(f"{key} {value}" for key, value in origin.items() if value))
-    if out is not None:
-        console.print(f"written to {out}")
 
 
 def _milliseconds(value: float | None, chosen: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from vir.cli.bench import report
+from vir.cli.figures import report, working
 from vir.cli.shared import Batch, Json, Repeats, console, fail, megabytes
 
 
@@ -33,7 +33,7 @@ def bench_trained(
         files = image_files(images)[:most]
         if not files:
             fail(f"--images {images}: there is no image in it. Name a folder of images.")
-        with console.status("measuring"):
+        with working("measuring"):
             pictures = [open_image(file) for file in files]
             rows = trained.compare(checkpoints, pictures, batch=batch, half=half, repeats=repeats, device=device)
     except (BadCheckpoint, UnreadableImage, ValueError) as error:

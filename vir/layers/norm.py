@@ -1,20 +1,36 @@
-"""LayerNorm of tokens, by our kernel where it pays."""
+"""LayerNorm of tokens, by our kernel where it serves: with a few hundred channels PyTorch's takes a GPU several times
+as long as the reading of them."""
 
 import torch
+import torch.nn.functional as F
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from vir.ops import kernels
 
-MANY = 2**22  # numbers: with fewer a GPU waits for its host, whom our kernel costs more than PyTorch's
+MANY = 2**22  # numbers; with fewer, we think, the host counts, whom our kernel costs more than PyTorch's
 
 
 @register_notrace_module
 class TokenNorm(nn.LayerNorm):
-    """A LayerNorm. With a few hundred channels PyTorch's takes a GPU several times as long as the reading of them."""
+    """A LayerNorm of many tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.norm_serves(x, self.weight) and x.numel() >= MANY:
-            dtype = torch.promote_types(x.dtype, self.weight.dtype)
-            return kernels.layer_norm(x, self.weight, self.bias, self.eps, dtype)
-        return super().forward(x)
+        return self.by_kernel(x) if kernels.norm_serves(x, self.weight) and x.numel() >= MANY else super().forward(x)
+
+    def by_kernel(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        return kernels.layer_norm(x, self.weight, self.bias, self.eps, dtype)
+
+
+class HeadsNorm(TokenNorm):
+    """One that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if kernels.norm_serves(x, self.weight):
+            return self.by_kernel(x)
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)

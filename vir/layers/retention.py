@@ -8,27 +8,14 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from vir import ops
+from vir.layers.norm import HeadsNorm
 from vir.layers.patches import Grid
-from vir.ops import kernels
 from vir.ops.checks import check_chunk, check_form
 from vir.ops.decay import DecayKind
 
 Retention = Literal["1d", "2d"]
 MANY_TOKENS = 4  # for each input channel of a linear layer
 FORMS = {"1d": ops.FORMS_1D, "2d": ops.FORMS_2D}
-
-
-class HeadsNorm(nn.LayerNorm):
-    """A LayerNorm that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = torch.promote_types(x.dtype, self.weight.dtype)
-        if kernels.norm_serves(x, self.weight):
-            return kernels.layer_norm(x, self.weight, self.bias, self.eps, dtype)
-        if x.dtype == self.weight.dtype:
-            return super().forward(x)
-        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
-        return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
 
 def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None) -> Tensor:

@@ -17,6 +17,8 @@ from vir.layers.retention import Retention, set_form
 from vir.models.contract import check_output_fmt, init_linear, take_indices
 from vir.weights import pretrained_cfgs
 
+LAST_STRIDE = 32
+
 
 def _conv3x3(inputs: int, outputs: int, stride: int = 1, **dd: Any) -> nn.Conv2d:
     # Padding by one makes every size fit: an odd side is halved upwards.
@@ -83,9 +85,6 @@ class RetentionStage(nn.Module):
             tokens = checkpoint(block, tokens, grid) if self.grad_checkpointing else block(tokens, grid)
         tokens = fold_both_ways(tokens) if self.multipass else tokens
         return to_map(tokens, (rows, cols))
-
-
-LAST_STRIDE = 32
 
 
 class HybridVisionRetention(nn.Module):

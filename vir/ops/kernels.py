@@ -105,7 +105,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch
 
 def group_norm_serves(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether `group_norm` may stand in for PyTorch's."""
-    return norm_serves(x, weight) and maps.serves(x.shape[1], x[0, 0].numel() if len(x) else 0, groups)
+    return norm_serves(x, weight) and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
