@@ -89,7 +89,8 @@ def tile(
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One loop over the blocks of keys, so that loads run ahead of the products from the first to the last: those of
-    the tile itself, those above it from near to far, then those left of each of its own."""
+    the tile itself, those above it from near to far, then those left of each of its own. The corner comes after it:
+    before, its loads would hold up those of the blocks."""
     BLOCKS: tl.constexpr = ROWS // HEIGHT  # of keys, in a tile
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
     i, j = tl.arange(0, ROWS * COLS), tl.arange(0, HEIGHT * COLS)
@@ -102,10 +103,6 @@ def tile(
     ok = (first_x + x < cols) & (first_y + y < rows)
     q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
     out = tl.zeros([ROWS * COLS, BV], tl.float32)
-    if CORNERS > 0 and (tile_x > 0) & (tile_y > 0):
-        state = corner(corner_ptr, lg, tile_x, tile_y, tiles_x, DK, DV, BK, BV, ROWS, CORNERS)
-        seen_there = product(q, operand(state, OPERAND, PRECISION), PRECISION)
-        out = seen_there * (power(lg, x + y + 2) * scale)[:, None]
     inside = turn * (g * cols + f)
     weights = tl.zeros([ROWS * COLS, HEIGHT * COLS], tl.float32)
     above = tile_y * BLOCKS
@@ -131,6 +128,10 @@ def tile(
             weights *= power(lg, fade)
         scores = product(q, tl.trans(k), PRECISION) * weights
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
+    if CORNERS > 0 and (tile_x > 0) & (tile_y > 0):
+        state = corner(corner_ptr, lg, tile_x, tile_y, tiles_x, DK, DV, BK, BV, ROWS, CORNERS)
+        seen_there = product(q, operand(state, OPERAND, PRECISION), PRECISION)
+        out += seen_there * (power(lg, x + y + 2) * scale)[:, None]
     if CLASS and BACK:  # the class token is seen from every patch
         last = tl.cast(rows, tl.int64) * cols
         class_k = tl.load(k_ptr + last * k_n + dk, mask=dk < DK, other=0.0).to(tl.float32)
