@@ -14,7 +14,7 @@ from compare import relative_error
 pytest.importorskip("triton")
 from vir.heads.box_heads import MapNorm
 from vir.layers import norm as layer
-from vir.layers.norm import HeadsNorm, TokenNorm
+from vir.layers.norm import HeadsNorm, InnerNorm, TokenNorm
 from vir.ops import kernels
 from vir.ops.triton import group_norm, launch
 
@@ -62,11 +62,103 @@ def test_nothing_in_nothing_out() -> None:
     assert kernels.layer_norm(torch.empty(0, 3, 8, device=DEVICE), ones, ones, 1e-6, torch.float32).shape == (0, 3, 8)
 
 
-def test_pytorch_keeps_what_needs_gradients() -> None:
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "width"), [(1, 16), (5, 40), (700, 16), (37, 147), (300, 320), (21, 768), (7, 2100)]
+)
+def test_gradients_equal_pytorch(tokens: int, width: int, dtype: torch.dtype) -> None:
+    """In one block and in several, of which a program has some."""
+    x, grad = (3 + torch.randn(1, tokens, width, device=DEVICE)).to(dtype), torch.randn(1, tokens, width, device=DEVICE)
+    inputs = [x, *torch.randn(2, width, device=DEVICE).to(dtype)]
+    got = torch.autograd.grad(normed(inputs, dtype), inputs, grad.to(dtype))
+    assert [g.dtype for g in got] == 3 * [dtype]
+    for ours, theirs in zip(got, gradients_in_double(inputs, grad.to(dtype)), strict=True):
+        assert relative_error(ours, theirs) < ROUNDING[dtype] * (10 if dtype == torch.float32 else 1)
+
+
+def normed(inputs: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    x, weight, bias = (y.requires_grad_() for y in inputs)
+    return kernels.layer_norm(x, weight, bias, 1e-6, dtype)
+
+
+def gradients_in_double(inputs: list[torch.Tensor], grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, weight, bias = (y.detach().double().requires_grad_() for y in inputs)
+    return torch.autograd.grad(F.layer_norm(x, weight.shape, weight, bias, 1e-6), (x, weight, bias), grad.double())
+
+
+def test_gradients_of_numbers_of_two_kinds_and_of_views() -> None:
+    """As under autocast: x and weights in float32, the output and its gradient in half precision; and both as views."""
+    x, grad = (
+        torch.randn(2, 18, 96, device=DEVICE)[:, ::2],
+        torch.randn(2, 1, 96, device=DEVICE).half().expand(2, 9, 96),
+    )
+    inputs = [x, *torch.randn(2, 96, device=DEVICE)]
+    out = normed(inputs, torch.float16)
+    assert out.dtype == torch.float16
+    got = torch.autograd.grad(out, inputs, grad)
+    for ours, theirs in zip(got, gradients_in_double(inputs, grad), strict=True):
+        assert ours.dtype == torch.float32
+        assert relative_error(ours, theirs) < 1e-5
+
+
+def test_gradients_have_the_same_bits_twice() -> None:
+    inputs, grad = [torch.randn(1, 333, 64, device=DEVICE), *torch.randn(2, 64, device=DEVICE)], torch.randn(1, 333, 64)
+    first, second = (torch.autograd.grad(normed(inputs, torch.float32), inputs, grad.to(DEVICE)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_gradients_of_nothing_are_nothing() -> None:
+    inputs = [torch.empty(0, 3, 8, device=DEVICE), *torch.ones(2, 8, device=DEVICE)]
+    dx, dweight, dbias = torch.autograd.grad(normed(inputs, torch.float32).sum(), inputs)
+    assert dx.shape == (0, 3, 8)
+    assert not dweight.any()
+    assert not dbias.any()
+
+
+def test_few_tokens_that_need_gradients_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    used, usual = [], kernels.layer_norm
+    monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))
     norm, x = HeadsNorm(96).to(DEVICE), torch.randn(1, 4, 96, device=DEVICE)
-    assert not kernels.norm_serves(x, norm.weight)
+    norm(x)
+    assert not used
     with torch.no_grad():
-        assert kernels.norm_serves(x, norm.weight) == (DEVICE == "cuda")
+        norm(x)
+    assert used
+
+
+@pytest.mark.parametrize("kind", [TokenNorm, InnerNorm, HeadsNorm])
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_what_autocast_would_round_is_rounded_at_once(
+    kind: type[TokenNorm], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside blocks; a model's last norm gives float32, as PyTorch's does."""
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(layer, "MANY", 4 * 48)
+    norm, x = kind(48).to(DEVICE), torch.randn(1, tokens, 48, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = norm(x)
+    assert out.dtype == (torch.bfloat16 if tokens == 4 and kind is not TokenNorm else torch.float32)
+    assert relative_error(out, F.layer_norm(x.double(), (48,))) < 5e-3
+    assert norm(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_models_learn_the_same_by_kernel(rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = timm.create_model("vir_tiny_patch16_224", img_size=32, depth=2, num_classes=3, init_values=0.5).to(DEVICE)
+    images = torch.randn(2, 3, 32, 32, device=DEVICE)
+
+    def gradients() -> list[torch.Tensor]:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=rounded):
+            loss = F.cross_entropy(model(images), torch.tensor([0, 2], device=DEVICE))
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: False)
+    wanted = gradients()
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(layer, "MANY", 1)
+    for got, want in zip(gradients(), wanted, strict=True):
+        assert relative_error(got, want) < (5e-2 if rounded else 1e-5)
 
 
 @pytest.mark.parametrize("of_x", ROUNDING, ids=str)
@@ -74,7 +166,7 @@ def test_pytorch_keeps_what_needs_gradients() -> None:
 def test_of_many_tokens_by_the_kernel(
     of_x: torch.dtype, of_weight: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "norm_serves", lambda x, weight: True)  # a CPU's are served by the interpreter
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)  # a CPU's are served by the interpreter
     monkeypatch.setattr(layer, "MANY", 4 * 48)
     used, usual = [], kernels.layer_norm
     monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))

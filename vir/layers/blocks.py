@@ -8,7 +8,7 @@ from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from vir.layers.norm import TokenNorm
+from vir.layers.norm import InnerNorm
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, Retention, scaled_linear
 
@@ -67,7 +67,7 @@ class RetentionBlock(nn.Module):
     ) -> None:
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.norm1 = TokenNorm(dim, eps=1e-6, **dd)
+        self.norm1 = InnerNorm(dim, eps=1e-6, **dd)
         self.retention = MultiHeadRetention(
             dim,
             heads,
@@ -78,7 +78,7 @@ class RetentionBlock(nn.Module):
         )
         self.ls1 = LayerScale(dim, init_values, **dd) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
-        self.norm2 = TokenNorm(dim, eps=1e-6, **dd)
+        self.norm2 = InnerNorm(dim, eps=1e-6, **dd)
         self.mlp = SlicedMlp(dim, 4 * dim, drop=proj_drop, **dd)
         self.ls2 = LayerScale(dim, init_values, **dd) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()

@@ -16,21 +16,33 @@ class TokenNorm(nn.LayerNorm):
     """A LayerNorm of many tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.by_kernel(x) if kernels.norm_serves(x, self.weight) and x.numel() >= MANY else super().forward(x)
+        return self.by_kernel(x) if kernels.norm_serves(x) and x.numel() >= MANY else super().forward(x)
 
     def by_kernel(self, x: Tensor) -> Tensor:
-        dtype = torch.promote_types(x.dtype, self.weight.dtype)
-        return kernels.layer_norm(x, self.weight, self.bias, self.eps, dtype)
+        return kernels.layer_norm(x, self.weight, self.bias, self.eps, self.dtype_of(x))
+
+    def dtype_of(self, x: Tensor) -> torch.dtype:
+        """Of what is made of x."""
+        return torch.promote_types(x.dtype, self.weight.dtype)
 
 
-class HeadsNorm(TokenNorm):
+class InnerNorm(TokenNorm):
+    """One before linear layers. Under autocast these would round what it makes of x: it rounds at once."""
+
+    def dtype_of(self, x: Tensor) -> torch.dtype:
+        if x.numel() >= MANY and torch.is_autocast_enabled(x.device.type):
+            return torch.get_autocast_dtype(x.device.type)
+        return super().dtype_of(x)
+
+
+class HeadsNorm(InnerNorm):
     """One that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.norm_serves(x, self.weight):
+        if kernels.norm_serves(x) and (x.numel() >= MANY or not kernels.learns(x, self.weight)):
             return self.by_kernel(x)
         if x.dtype == self.weight.dtype:
-            return super().forward(x)
+            return nn.LayerNorm.forward(self, x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)

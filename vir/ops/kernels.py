@@ -89,23 +89,24 @@ def _rows(
     return out.to(dtype), final
 
 
-def norm_serves(x: Tensor, weight: Tensor) -> bool:
-    """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced and no gradient asked for."""
-    return (
-        x.is_cuda
-        and usable("cuda")
-        and not operators.traced(x)
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-    )
+def norm_serves(x: Tensor) -> bool:
+    """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced."""
+    return x.is_cuda and usable("cuda") and not operators.traced(x)
+
+
+def learns(*tensors: Tensor) -> bool:
+    """Whether gradients will be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    return norm.layer_norm(x, weight, bias, eps, dtype)
+    run = norm.layer_norm_eager if learns(x, weight, bias) else norm.layer_norm
+    return run(x, weight, bias, eps, dtype)
 
 
 def group_norm_serves(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether `group_norm` may stand in for PyTorch's."""
-    return norm_serves(x, weight) and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
+    """Whether `group_norm` may stand in for PyTorch's: it has no gradients."""
+    return norm_serves(x) and not learns(x, weight) and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:

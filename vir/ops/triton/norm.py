@@ -1,16 +1,28 @@
-"""LayerNorm of the joined heads, several tokens to a program: PyTorch's has one, which a few hundred channels do not
-fill."""
+"""LayerNorm of tokens and its gradients, several tokens to a program: PyTorch's has one, which a few hundred channels
+do not fill."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vir.ops.triton.operators import differentiable
 from vir.ops.triton.runner import Step
+from vir.ops.triton.settings import processors
 
 NUMBERS = 2048  # of a program: four warps with sixteen to a thread
+PROGRAMS = 4  # on a multiprocessor, for the gradients: each leaves a sum to be added up
+
+
+@triton.jit
+def centre(x, known, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows less their means, and their variances: by two sums, since a large mean would hide the variance from one."""
+    mean = tl.sum(x, 1) / WIDTH
+    centred = tl.where(known[None, :], x - mean[:, None], 0.0)
+    return centred, tl.sum(centred * centred, 1) / WIDTH
 
 
 @triton.jit
@@ -22,30 +34,101 @@ def norm(  # type: ignore[no-untyped-def]
     ok = (row < tokens)[:, None] & known[None, :]
     places = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :]
     x = tl.load(x_ptr + places, mask=ok, other=0.0).to(tl.float32)
-    mean = tl.sum(x, 1) / WIDTH
-    centred = tl.where(known[None, :], x - mean[:, None], 0.0)
-    variance = tl.sum(centred * centred, 1) / WIDTH
+    centred, variance = centre(x, known, WIDTH)
     weight = tl.load(weight_ptr + dims, mask=known, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + dims, mask=known, other=0.0).to(tl.float32)
     out = centred * tl.rsqrt(variance + eps)[:, None] * weight[None, :] + bias[None, :]
     tl.store(out_ptr + places, out.to(out_ptr.dtype.element_ty), mask=ok)
 
 
+@triton.jit
+def norm_back(  # type: ignore[no-untyped-def]
+    x_ptr, weight_ptr, grad_ptr, dx_ptr, sums_ptr, tokens, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, and this program's part of those of weight and bias: two rows of `sums`.
+
+    What the forward pass knew of x is made again: x has to be read anyway.
+    """
+    dims = tl.arange(0, BLOCK)
+    known = dims < WIDTH
+    weight = tl.load(weight_ptr + dims, mask=known, other=0.0).to(tl.float32)
+    dweight, dbias = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, tokens, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        ok = (row < tokens)[:, None] & known[None, :]
+        places = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :]
+        x = tl.load(x_ptr + places, mask=ok, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + places, mask=ok, other=0.0).to(tl.float32)
+        centred, variance = centre(x, known, WIDTH)
+        shrink = tl.rsqrt(variance + eps)[:, None]
+        normed = centred * shrink
+        dweight += grad * normed
+        dbias += grad
+        pull = grad * weight[None, :]
+        along = tl.sum(pull * normed, 1) / WIDTH
+        dx = shrink * (pull - (tl.sum(pull, 1) / WIDTH)[:, None] - normed * along[:, None])
+        tl.store(dx_ptr + places, dx.to(dx_ptr.dtype.element_ty), mask=ok)
+    sums_ptr += tl.program_id(0) * 2 * WIDTH + dims
+    tl.store(sums_ptr, tl.sum(dweight, 0), mask=known)
+    tl.store(sums_ptr + WIDTH, tl.sum(dbias, 0), mask=known)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Of the last axis, in float32 inside; without gradients."""
-    x = x.contiguous()
-    width = x.shape[-1]
-    look = x.dtype, weight.dtype, bias.dtype, dtype, x.data_ptr() % 16, weight.data_ptr() % 16, bias.data_ptr() % 16
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     out = torch.empty(x.shape, device=x.device, dtype=dtype)
     if x.numel():
-        _plan(x.numel() // width, width, eps, x.device, look).run(x, weight, bias, out)
+        step = _plan(x.numel() // x.shape[-1], x.shape[-1], eps, x.device, _look(x, weight, bias, out))
+        step.run(x, weight, bias, out)
     return out
+
+
+def layer_norm_back(x: Tensor, weight: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias. Their sums are added up in one order: the same bits every time."""
+    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+    width = x.shape[-1]
+    if not x.numel():
+        return torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(weight)
+    step = _plan_back(x.numel() // width, width, eps, x.device, _look(x, weight, grad))
+    dx, sums = torch.empty_like(x), torch.empty(step.grid[0], 2, width, device=x.device)
+    step.run(x, weight, grad, dx, sums)
+    dweight, dbias = sums.sum(0).to(weight.dtype)
+    return dx, dweight, dbias
+
+
+def _look(*tensors: Tensor) -> tuple:
+    return tuple((x.dtype, x.data_ptr() % 16) for x in tensors)
+
+
+def _blocks(width: int) -> tuple[dict[str, int], int]:
+    """The constants of a kernel, and how many warps it takes: rows beyond NUMBERS get more of them."""
+    block = triton.next_power_of_2(width)
+    return {"WIDTH": width, "BLOCK": block, "ROWS": max(1, NUMBERS // block)}, min(16, max(4, block // 512))
 
 
 @lru_cache(maxsize=4096)
 def _plan(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
     """One for each look of the tensors, as a step asks for."""
-    block = triton.next_power_of_2(width)
-    rows = max(1, NUMBERS // block)
-    constants = {"WIDTH": width, "BLOCK": block, "ROWS": rows}
-    return Step(norm, (-(-tokens // rows), 1), (tokens, eps), constants, (4, 1, None))
+    constants, warps = _blocks(width)
+    return Step(norm, (-(-tokens // constants["ROWS"]), 1), (tokens, eps), constants, (warps, 1, None))
+
+
+@lru_cache(maxsize=4096)
+def _plan_back(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
+    constants, warps = _blocks(width)
+    programs = min(-(-tokens // constants["ROWS"]), PROGRAMS * processors(device))
+    return Step(norm_back, (programs, 1), (tokens, eps), constants, (warps, 1, None))
+
+
+def _saves(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weight, _, ctx.eps, _ = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple:
+    x, weight = ctx.saved_tensors
+    return *layer_norm_back(x, weight, grad, ctx.eps), None, None
+
+
+layer_norm_eager = differentiable(layer_norm, _saves, _gradients)
