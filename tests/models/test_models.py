@@ -7,7 +7,7 @@ from small import FAMILIES, RETENTIONS, image, small
 from torch import nn
 
 from vir import ops
-from vir.layers.blocks import ABLATIONS
+from vir.layers.blocks import ABLATIONS, RetentionBlock
 from vir.layers.retention import FORMS, MultiHeadRetention, Retention, scaled_linear, stretch_decay
 
 SIZES = [(64, 64), (48, 80), (33, 71), (16, 16), (7, 130)]
@@ -287,3 +287,18 @@ def test_scaled_weights_are_a_scaled_result(tokens: int) -> None:
     for a, b in zip(torch.autograd.grad(out, inputs, weights), torch.autograd.grad(want, inputs, weights), strict=True):
         assert torch.allclose(a, b, atol=1e-12)
     assert torch.equal(scaled_linear(linear, x, None), linear(x))
+
+
+@pytest.mark.parametrize("scaled", [0.3, None], ids=str)
+def test_a_block_adds_the_same_with_and_without_gradients(scaled: float | None) -> None:
+    """Without them its scales are applied where it adds, else inside its layers; a stream of one band adds likewise."""
+    block = RetentionBlock(32, 2, "1d", init_values=scaled).double().eval()
+    x = torch.randn(2, 12, 32, dtype=torch.float64)
+    with torch.no_grad():
+        without, (streamed, _) = block(x, (3, 4)), block.stream(x, 4, None)
+    assert torch.allclose(block(x, (3, 4)), without, atol=1e-12)
+    assert torch.allclose(streamed, without, atol=1e-12)
+    if scaled is not None:
+        block.ls1.gamma.data[0] += 1
+        with torch.no_grad():
+            assert not torch.allclose(block(x, (3, 4)), without, atol=1e-3)

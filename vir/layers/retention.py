@@ -123,9 +123,7 @@ class MultiHeadRetention(nn.Module):
             out = ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
         return self._joined(out, x, layer_scale)
 
-    def stream(
-        self, x: Tensor, cols: int, state: Tensor | None, layer_scale: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """As forward, of an image that comes in bands of whole rows: from the state above them to that below."""
         q, k, v, scale = self._heads_of(x)
         gamma = _decay_for(x, self.heads, self.decay, self.stretch)
@@ -133,7 +131,7 @@ class MultiHeadRetention(nn.Module):
             out, state = ops.retention_1d_stream(q, k, v, gamma, state, chunk=self.chunk, scale=scale)
         else:
             out, state = ops.retention_2d_stream(q, k, v, gamma, cols, state, chunk=self.chunk, scale=scale)
-        return self._joined(out, x, layer_scale), state
+        return self._joined(out, x, None), state
 
     def _heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float | None]:
         """q, k, v as `b n h d`, and the scale of the query where it is not the usual one."""
