@@ -201,6 +201,20 @@ def test_2d_stream_without_gradients(rows: list[int], cols: int) -> None:
         close("state", state, last, KERNEL_TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("d", "dtype"), [(16, torch.float32), (40, torch.float32), (80, torch.bfloat16)])
+def test_settings_of_other_gpus_give_the_same_numbers(
+    d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_2d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, (5, 17), form="kernel"), None
+
+    monkeypatch.setattr(settings, "like_hopper", lambda device: False)
+    launch.forget()
+    check(run_1d_with_state, case_1d(35, d, d), dtype, DEVICE, kernel=True)
+    check(run_2d, case_2d((5, 17), True, d, d), dtype, DEVICE, kernel=True)
+    launch.forget()
+
+
 @pytest.mark.parametrize("gamma", [0.0, 1e-6, 0.49, 1.0])
 def test_any_decay(gamma: float) -> None:
     """From one that forgets at once to one that never does; no power of it leaves the range of numbers."""

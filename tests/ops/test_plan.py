@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vir import ops
-from vir.ops import forms_1d, forms_2d
+from vir.ops import forms_1d, forms_2d, kernels
 
 
 def test_short_is_parallel_and_long_is_chunkwise() -> None:
@@ -42,3 +42,17 @@ def test_the_operator_runs_the_plan(n: int, gradients: bool, monkeypatch: pytest
         ops.retention_2d(q, k, v, ops.decay(1), (side, side))
         planned.append(("2d", ops.plan_2d((side, side), gradients=gradients).form))
     assert ran == planned
+
+
+def test_heads_that_do_not_fit_on_a_gpu_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = pytest.importorskip("vir.ops.triton.settings")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for capability, serves in ((8, 9), False), ((9, 0), True):
+        settings.like_hopper.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert kernels.serve(80, torch.float32) == serves
+        assert kernels.serve(80, torch.bfloat16)
+        assert kernels.serve(64, torch.float32)
+        assert not kernels.serve(129, torch.bfloat16)
+    settings.like_hopper.cache_clear()

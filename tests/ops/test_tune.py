@@ -44,8 +44,7 @@ def test_wrong_numbers_are_seen() -> None:
 @pytest.mark.parametrize("table", tune.SHAPES)
 def test_the_settings_of_today_are_among_the_candidates(table: str, dtype: torch.dtype) -> None:
     for head_dim in tune.HEAD_SIZES:
-        today = settings.sized(getattr(settings, table), head_dim, dtype.itemsize)
-        assert today in tune.candidates(tune.Group(table, head_dim, dtype))
+        assert settings.TABLES[table][head_dim, dtype.itemsize] in tune.candidates(tune.Group(table, head_dim, dtype))
 
 
 def check(group: tune.Group, candidate: int) -> bool:

@@ -69,8 +69,8 @@ def using(table: str, candidate: Candidate) -> Iterator[None]:
     """Kernels start with this candidate in place of the setting."""
     usual = settings.sized
 
-    def sized(of: dict, *key: int) -> Any:
-        return candidate if of is getattr(settings, table) else usual(of, *key)
+    def sized(of: str, *key: Any) -> Any:
+        return candidate if of == table else usual(of, *key)
 
     with ExitStack() as changed:
         if isinstance(candidate, Tile):

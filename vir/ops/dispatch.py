@@ -101,7 +101,7 @@ def check_kernel(op: str, device: str, dtype: torch.dtype, head_dim: int, chunk:
     if not kernels.serve(head_dim, dtype):
         raise ValueError(
             f"{op}: form='kernel' with {dtype} and head size {head_dim}, expected float32, bfloat16 or float16 and "
-            f"at most {kernels.LARGEST_HEAD}. Use form='chunkwise' or 'auto'."
+            f"at most {kernels.largest_head(dtype)}. Use form='chunkwise' or 'auto'."
         )
     if chunk is not None:
         raise ValueError(f"{op}: form='kernel' with chunk={chunk}, expected None: a kernel has its own tiles.")

@@ -11,7 +11,7 @@ from vir.ops.decay import mask_1d
 INSTALLED = find_spec("triton") is not None
 if INSTALLED:
     from vir.ops.triton import group_norm as maps
-    from vir.ops.triton import norm, operators
+    from vir.ops.triton import norm, operators, settings
 
 LARGEST_HEAD = 128
 OLDEST_GPU = (8, 0)  # compute capability that Triton supports
@@ -44,9 +44,18 @@ def possible(device: str) -> bool:
     return usable(device) or (INSTALLED and operators.launch.INTERPRETED)
 
 
+@torch.compiler.assume_constant_result
+def largest_head(dtype: torch.dtype) -> int:
+    """Of those that the kernels know and that fit on the GPU here."""
+    if not INSTALLED or dtype == torch.bfloat16 or not torch.cuda.is_available():
+        return LARGEST_HEAD
+    here = torch.device("cuda", torch.cuda.current_device())
+    return LARGEST_HEAD if settings.like_hopper(here) else settings.LARGEST_ELSEWHERE
+
+
 def serve(head_dim: int, dtype: torch.dtype) -> bool:
     """Whether the kernels know such heads and numbers."""
-    return head_dim <= LARGEST_HEAD and dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return dtype in (torch.float32, torch.bfloat16, torch.float16) and head_dim <= largest_head(dtype)
 
 
 def sequence(

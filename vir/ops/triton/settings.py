@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
 Schedule = tuple[int, int, int | None]  # warps, stages of the pipeline of loads, limit of registers
 
 MOST_SEGMENTS = 64  # of a sequence: joining them is work that grows with their number
@@ -88,8 +87,37 @@ WIDE = {
 }
 
 
-def sized(table: dict[tuple[int, int], T], block: int, operand_bytes: int) -> T:
-    return table[max(block, 32), operand_bytes]
+# On GPUs of other kinds products hold their operands in registers, and some have 99 KB of shared memory: there, instead
+# of lines above that spill hundreds of bytes or do not fit. `vir.bench.offline` shows both; none of these was measured.
+LIKE_HOPPER = (9, 10)  # compute capabilities, without what stands after the point
+ELSEWHERE: dict[tuple[str, int, int], Launch | Tile] = {
+    ("WALK", 128, 2): Launch(32, 8, 1),
+    ("WALK", 32, 4): Launch(32, 4, 2),
+    ("WALK", 64, 4): Launch(16, 8, 2),
+    ("WALK_BACK", 64, 2): Launch(32, 8, 2),
+    ("WALK_BACK", 128, 2): Launch(16, 8, 1),
+    ("WALK_BACK", 32, 4): Launch(16, 4, 2),
+    ("WALK_BACK", 64, 4): Launch(16, 8, 2),
+    ("LINES", 64, 4): Launch(32, 4, 2),
+    ("WIDE", 128, 2): Tile(8, 8, 8, 8, 2),
+    ("WIDE", 32, 4): Tile(8, 8, 4, 4, 2),
+    ("WIDE", 64, 4): Tile(4, 8, 4, 8, 2),
+}
+LARGEST_ELSEWHERE = 64  # head size in float32 and float16: a larger state does not fit
+
+TABLES: dict[str, dict] = {"WALK": WALK, "WALK_BACK": WALK_BACK, "LINES": LINES, "NARROW": NARROW, "WIDE": WIDE}
+
+
+@cache
+def like_hopper(device: torch.device) -> bool:
+    """Whether products read shared memory by themselves, as on the GPU of the tables. The interpreter takes those."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in LIKE_HOPPER
+
+
+def sized(table: str, block: int, operand_bytes: int, device: torch.device) -> Any:
+    """The line of a table, Launch or Tile."""
+    of = max(block, 32), operand_bytes
+    return TABLES[table][of] if like_hopper(device) else ELSEWHERE.get((table, *of), TABLES[table][of])
 
 
 @cache
@@ -115,8 +143,8 @@ def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) ->
     return -(-tokens // (segments * chunk)) * chunk
 
 
-def grid_tile(cols: int, block: int, operand_bytes: int) -> Tile:
+def grid_tile(cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:
     """The tile for a grid: one as wide as the grid, if there is such a tile, needs no corners."""
-    wide = sized(WIDE, block, operand_bytes)
-    narrow = sized(NARROW, block, operand_bytes)
+    wide: Tile = sized("WIDE", block, operand_bytes, device)
+    narrow: Tile = sized("NARROW", block, operand_bytes, device)
     return narrow if wide.cols < cols <= narrow.cols else wide

@@ -36,7 +36,7 @@ def line_states_step(
 ) -> Step:
     """All lines, or all but the last."""
     (b, n, h, dk), dv = k[0], v[0][3]
-    set_ = settings.sized(settings.LINES, *key(dk, dv, dtype))
+    set_ = settings.sized("LINES", *key(dk, dv, dtype, k[4]))
     count = _lines(n, cols, length)
     return prepared(
         lines.line_states, (count if last else count - 1, b * h), strides_of(k, v),
@@ -82,7 +82,7 @@ def _apply_states_plan(
 ) -> Step:
     (b, n, h, dk), of_states = q[0], states[0]
     cols, dv = of_states[2], of_states[3 if transposed else 4]
-    set_ = settings.sized(settings.LINES, *key(dk, dv, dtype))
+    set_ = settings.sized("LINES", *key(dk, dv, dtype, q[4]))
     of_state = (1, dk) if transposed else (dv, 1)
     return prepared(
         lines.apply_states, (cols, b * h), [*strides_of(q), contiguous(n, h, dv)],

@@ -73,8 +73,9 @@ def block(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def key(dk: int, dv: int, dtype: torch.dtype) -> tuple[int, int]:
-    return block(max(dk, dv)), 2 if dtype == torch.bfloat16 else 4
+def key(dk: int, dv: int, dtype: torch.dtype, device: torch.device) -> tuple[int, int, torch.device]:
+    """Where to look in the tables of settings."""
+    return block(max(dk, dv)), 2 if dtype == torch.bfloat16 else 4, device
 
 
 def precision(dtype: torch.dtype) -> dict[str, Any]:

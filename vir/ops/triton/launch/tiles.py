@@ -83,7 +83,7 @@ def _grid_plan(
     tile: Tile | None,
 ) -> Grid:
     (b, n, h, dk), dv = q[0], v[0][3]
-    tile = tile or settings.grid_tile(cols, *key(dk, dv, dtype))
+    tile = tile or settings.grid_tile(cols, *key(dk, dv, dtype, q[4]))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
     above = tiles_y - 1
     joined = above > FEW_ROWS

@@ -117,7 +117,7 @@ def _walk_plan(
     out_dtype: torch.dtype,
 ) -> Walk:
     (b, n, h, dk), dv = q[0], v[0][3]
-    set_ = settings.sized(settings.WALK, *key(dk, dv, dtype))
+    set_ = settings.sized("WALK", *key(dk, dv, dtype, q[4]))
     length = _walk_length(n, b * h, set_, q[4])
     # Without a state they mean nothing, and so are the same: the gradient of q then takes the binary of the output.
     strides = (1, dk) if transposed and state is not None else (dv, 1)
@@ -177,7 +177,7 @@ def _walk_back_plan(
     dtype: torch.dtype,
 ) -> Walk:
     (b, n, h, dk), dv = q[0], v[0][3]
-    set_ = settings.sized(settings.WALK_BACK, *key(dk, dv, dtype))
+    set_ = settings.sized("WALK_BACK", *key(dk, dv, dtype, q[4]))
     length = _walk_length(n, b * h, set_, q[4])
     starts = None
     if length < n:
