@@ -4,12 +4,15 @@ On a GPU such an access may pass unseen. This looks into the interpreter, of whi
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+from vir.ops.triton import launch
 
 
 @contextmanager
@@ -49,3 +52,13 @@ def fenced() -> Iterator[None]:
         patch.object(InterpreterBuilder, "create_masked_store", checked_store),
     ):
         yield
+
+
+@contextmanager
+def poisoned_and_fenced() -> Iterator[None]:
+    """torch.empty gives NaN: what a kernel leaves unwritten is seen. So is what it touches outside, if interpreted."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    launch.forget()  # what the test before may have changed
+    with fenced() if launch.INTERPRETED else nullcontext():
+        yield
+    torch.use_deterministic_algorithms(False)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 import torch
 from torch import Tensor
 
 from vir import ops
-from vir.ops import naive
+from vir.ops import kernels, naive
 
 # Largest relative error ||a - b|| / ||b||; for half precision it is the rounding of what goes in and comes out.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-3, torch.float16: 5e-4}
@@ -107,3 +108,9 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 def _exact(x: Tensor) -> Tensor:
     """Round to what bf16 and fp16 both hold."""
     return x.bfloat16().half().double()
+
+
+def served(d: int, dtype: torch.dtype) -> None:
+    """Else the test is left out."""
+    if not kernels.serve(d, dtype):
+        pytest.skip(f"heads of {d} in {dtype} do not fit on this GPU")

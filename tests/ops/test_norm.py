@@ -2,13 +2,12 @@
 interpreter."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from bounds import fenced
+from bounds import poisoned_and_fenced
 from compare import relative_error
 
 pytest.importorskip("triton")
@@ -16,7 +15,7 @@ from vir.heads.box_heads import MapNorm
 from vir.layers import norm as layer
 from vir.layers.norm import HeadsNorm, InnerNorm, TokenNorm
 from vir.ops import kernels
-from vir.ops.triton import group_norm, launch
+from vir.ops.triton import group_norm
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,11 +23,9 @@ ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_and_fenced_memory() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    with fenced() if launch.INTERPRETED else nullcontext():
+def _memory() -> Iterator[None]:
+    with poisoned_and_fenced():
         yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
