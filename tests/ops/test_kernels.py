@@ -67,6 +67,26 @@ def test_1d_equals_definition(n: int, d: int, e: int, dtype: torch.dtype) -> Non
     check(run_1d, case_1d(n, d, e), dtype, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 64, 65, 150])
+def test_1d_images_one_after_another(n: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one program; none sees what came before it, not even what is not a number."""
+    monkeypatch.setattr(settings, "images_at_once", lambda *_: at_once)
+    *qkv, gamma = inputs(n, 16, 16, batch=5)
+    qkv = [x.requires_grad_() for x in qkv]
+    grad = torch.randn(qkv[2].shape).bfloat16()
+    want = ops.retention_1d(*qkv, gamma, form="parallel")
+    dq, _, _ = torch.autograd.grad(want, qkv, grad.double())
+    here = [x.detach().to(DEVICE, torch.bfloat16).requires_grad_() for x in qkv]
+    here[2].data[1, -1], here[1].data[3, 0] = torch.nan, torch.inf
+    out = ops.retention_1d(*here, gamma.to(DEVICE).float(), form="kernel")
+    got, _, _ = torch.autograd.grad(out, here, grad.to(DEVICE))
+    for image in (0, 2, 4):
+        close("out", out[image], want[image], KERNEL_TOLERANCE[torch.bfloat16])
+        close("dq", got[image], dq[image], KERNEL_TOLERANCE[torch.bfloat16])
+    assert out[1, -1].isnan().all()
+
+
 @pytest.mark.parametrize("segments", [1, 3], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ from vir.ops.triton.settings import Launch, Tile
     ("table", "kernel", "candidate", "shape"),
     [
         ("WALK", "walk", Launch(16, 8, 1), (37, 2)),
+        ("WALK", "walk", Launch(16, 8, 1, programs=1), (37, 2)),
         ("WALK_BACK", "walk_back", Launch(16, 8, 1), (37, 2)),
         ("LINES", "line_states", Launch(16, 8, 1), (70, 2)),
         ("NARROW", "grid", Tile(2, 16, 2, 8, 1), (9, 1)),
@@ -45,6 +46,11 @@ def test_wrong_numbers_are_seen() -> None:
 def test_the_settings_of_today_are_among_the_candidates(table: str, dtype: torch.dtype) -> None:
     for head_dim in tune.HEAD_SIZES:
         assert settings.TABLES[table][head_dim, dtype.itemsize] in tune.candidates(tune.Group(table, head_dim, dtype))
+
+
+@pytest.mark.parametrize("text", ["Launch(64, 4, 3)", "Launch(64, 4, 3, programs=2)", "Tile(4, 8, 4, 4, 2, registers=128)"])
+def test_a_setting_is_printed_as_it_is_written(text: str) -> None:
+    assert tune.line(eval(text)) == text
 
 
 def check(group: tune.Group, candidate: int) -> bool:

@@ -54,7 +54,7 @@ def norm_back(  # type: ignore[no-untyped-def]
     known = dims < WIDTH
     weight = tl.load(weight_ptr + dims, mask=known, other=0.0).to(tl.float32)
     dweight, dbias = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(tl.program_id(0) * ROWS, tokens, tl.num_programs(0) * ROWS):
+    for first in tl.range(tl.program_id(0) * ROWS, tokens, tl.num_programs(0) * ROWS, num_stages=3):
         row = first + tl.arange(0, ROWS)
         ok = (row < tokens)[:, None] & known[None, :]
         places = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :]

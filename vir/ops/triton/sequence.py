@@ -2,6 +2,8 @@
 
 A walk reads q, k, v once and writes the output once. Where batch and heads give too few walks to fill the GPU, the
 sequence is cut into segments: `lines.py` makes the state at the start of each, and every segment is walked on its own.
+Where they give more than run at once, a program walks the same head of several images, one after another: it begins
+with the next while it ends the last, and makes its mask once.
 """
 
 import triton
@@ -22,12 +24,22 @@ from vir.ops.triton.pieces import (
 
 
 @triton.jit
+def onward(last, of_image, of_token, at_once, chunks, CHUNK: tl.constexpr, SERIES: tl.constexpr):
+    """From a chunk to the next, or from an image's last to the first of the next image of a program."""
+    if SERIES:
+        back = tl.cast(chunks - 1, tl.int64) * CHUNK * of_token
+        return tl.where(last, tl.cast(at_once, tl.int64) * of_image - back, CHUNK * of_token)
+    return tl.cast(CHUNK * of_token, tl.int64)
+
+
+@triton.jit
 def walk(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
-    tokens, length, heads, scale,
+    tokens, length, heads, batches, at_once, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
+    ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
 
@@ -53,8 +65,10 @@ def walk(
     if START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
-    for done in range(0, count, CHUNK):
-        ok = i < count - done
+    chunks, left = tl.cdiv(count, CHUNK), count
+    images = tl.cdiv(batches - line // heads, at_once)
+    for _ in range(0, chunks * images):
+        ok = i < left
         q = load_rows(q_ptr, i * q_n, ok, dk, DK, OPERAND)
         k = load_rows(k_ptr, i * k_n, ok, dk, DK, OPERAND)
         v = load_rows(v_ptr, i * v_n, ok, dv, DV, OPERAND)
@@ -63,13 +77,18 @@ def walk(
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
         store_rows(out_ptr, i * out_n, ok, dv, DV, out)
         if END:  # only the final state is read after a chunk that may be short
-            size = tl.minimum(CHUNK, count - done)
+            size = tl.minimum(CHUNK, left)
             zeta, fade = power(lg, tl.maximum(size - 1 - i, 0)), power(lg, size)
         state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
-        q_ptr += CHUNK * q_n
-        k_ptr += CHUNK * k_n
-        v_ptr += CHUNK * v_n
-        out_ptr += CHUNK * out_n
+        left -= CHUNK
+        last = left <= 0
+        if SERIES:  # on to an image of which nothing was seen
+            left = tl.where(last, count, left)
+            state = tl.where(last, 0.0, state)
+        q_ptr += onward(last, q_b, q_n, at_once, chunks, CHUNK, SERIES)
+        k_ptr += onward(last, k_b, k_n, at_once, chunks, CHUNK, SERIES)
+        v_ptr += onward(last, v_b, v_n, at_once, chunks, CHUNK, SERIES)
+        out_ptr += onward(last, out_b, out_n, at_once, chunks, CHUNK, SERIES)
     if END:
         tl.store(end_ptr + states + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 

@@ -16,12 +16,14 @@ WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more
 
 @dataclass(frozen=True)
 class Launch:
-    """Tokens of a chunk; warps of a program; stages of the pipeline of loads; limit of registers."""
+    """Tokens of a chunk; warps of a program; stages of the pipeline of loads; limit of registers; how many programs a
+    multiprocessor holds, where each walks several images (it takes more registers, which some sizes do not have)."""
 
     chunk: int
     warps: int
     stages: int
     registers: int | None = None
+    programs: int | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -46,8 +48,8 @@ class Tile:
 
 # (head size, bytes of an operand): a head size stands for those up to it.
 WALK = {
-    (32, 2): Launch(64, 4, 3),
-    (64, 2): Launch(64, 4, 3),
+    (32, 2): Launch(64, 4, 3, programs=2),
+    (64, 2): Launch(64, 4, 3, programs=2),
     (128, 2): Launch(32, 4, 3),
     (32, 4): Launch(64, 4, 1),
     (64, 4): Launch(64, 4, 1),
@@ -91,6 +93,8 @@ WIDE = {
 # of lines above that spill hundreds of bytes or do not fit. `vir.bench.offline` shows both; none of these was measured.
 LIKE_HOPPER = (9, 10)  # compute capabilities, without what stands after the point
 ELSEWHERE: dict[tuple[str, int, int], Launch | Tile] = {
+    ("WALK", 32, 2): Launch(64, 4, 3),
+    ("WALK", 64, 2): Launch(64, 4, 3),
     ("WALK", 128, 2): Launch(32, 8, 1),
     ("WALK", 32, 4): Launch(32, 4, 2),
     ("WALK", 64, 4): Launch(16, 8, 2),
@@ -141,6 +145,11 @@ def segment_length(tokens: int, walks: int, chunk: int, multiprocessors: int) ->
     if segments < 2 or tokens * (1 - 1.5 / segments) < WORTHWHILE:
         return tokens
     return -(-tokens // (segments * chunk)) * chunk
+
+
+def images_at_once(images: int, heads: int, programs: int, device: torch.device) -> int:
+    """Images whose heads have a program each, `programs` to a multiprocessor: the others come after them."""
+    return min(images, max(1, programs * processors(device) // heads))
 
 
 def grid_tile(cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:

@@ -125,11 +125,13 @@ def _walk_plan(
     if length < n:
         starts = _starts(k, v, 1.0, length, state is not None, final, strides, False, dtype)
         strides = (dv, 1)
+    start, end = state is not None or starts is not None, final and starts is None
+    series = set_.programs is not None and not start and not end
+    at_once = settings.images_at_once(b, h, set_.programs, q[4]) if series else b
     step = prepared(
-        sequence.walk, (-(-n // length), b * h),
-        [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, scale),
-        dk, dv, dtype, set_.schedule,
-        CHUNK=set_.chunk, START=state is not None or starts is not None, END=final and starts is None,
+        sequence.walk, (-(-n // length), at_once * h),
+        [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, b, at_once, scale),
+        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, END=end, SERIES=series,
     )  # fmt: skip
     return Walk(starts, step)
 
