@@ -61,7 +61,7 @@ def test_nothing_in_nothing_out() -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize(
-    ("tokens", "width"), [(1, 16), (5, 40), (700, 16), (37, 147), (300, 320), (21, 768), (7, 2100)]
+    ("tokens", "width"), [(1, 16), (5, 40), (700, 16), (37, 147), (300, 320), (21, 768), (7, 2100), (3, 4100)]
 )
 def test_gradients_equal_pytorch(tokens: int, width: int, dtype: torch.dtype) -> None:
     """In one block and in several, of which a program has some."""
@@ -124,6 +124,12 @@ def test_few_tokens_that_need_gradients_are_pytorchs(monkeypatch: pytest.MonkeyP
     assert used
 
 
+def served_from(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of at least so many are the kernel's."""
+    for many in ("MANY", "MANY_LEARNED"):
+        monkeypatch.setattr(layer, many, numbers)
+
+
 @pytest.mark.parametrize("kind", [TokenNorm, InnerNorm, HeadsNorm])
 @pytest.mark.parametrize("tokens", [3, 4])
 def test_what_autocast_would_round_is_rounded_at_once(
@@ -131,7 +137,7 @@ def test_what_autocast_would_round_is_rounded_at_once(
 ) -> None:
     """Inside blocks; a model's last norm gives float32, as PyTorch's does."""
     monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
-    monkeypatch.setattr(layer, "MANY", 4 * 48)
+    served_from(4 * 48, monkeypatch)
     norm, x = kind(48).to(DEVICE), torch.randn(1, tokens, 48, device=DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
         out = norm(x)
@@ -153,7 +159,7 @@ def test_models_learn_the_same_by_kernel(rounded: bool, monkeypatch: pytest.Monk
     monkeypatch.setattr(kernels, "norm_serves", lambda x: False)
     wanted = gradients()
     monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
-    monkeypatch.setattr(layer, "MANY", 1)
+    served_from(1, monkeypatch)
     for got, want in zip(gradients(), wanted, strict=True):
         assert relative_error(got, want) < (5e-2 if rounded else 1e-5)
 
@@ -164,7 +170,7 @@ def test_of_many_tokens_by_the_kernel(
     of_x: torch.dtype, of_weight: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "norm_serves", lambda x: True)  # a CPU's are served by the interpreter
-    monkeypatch.setattr(layer, "MANY", 4 * 48)
+    served_from(4 * 48, monkeypatch)
     used, usual = [], kernels.layer_norm
     monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))
     norm, x = TokenNorm(48, eps=1e-6).to(DEVICE, of_weight), torch.randn(1, 4, 48, device=DEVICE, dtype=of_x)
@@ -177,10 +183,26 @@ def test_of_many_tokens_by_the_kernel(
     assert not used
 
 
+def test_gradients_by_the_kernel_want_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost the host more than PyTorch's."""
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(layer, "MANY", 2 * 48)
+    monkeypatch.setattr(layer, "MANY_LEARNED", 4 * 48)
+    used, usual = [], kernels.layer_norm
+    monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(args[0].shape[1]) or usual(*args))
+    norm, x = TokenNorm(48).to(DEVICE), torch.randn(1, 4, 48, device=DEVICE)
+    for tokens in (1, 2, 3, 4):
+        norm(x[:, :tokens])
+    assert used == [4]
+    with torch.no_grad():
+        norm(x[:, :1]), norm(x[:, :2])
+    assert used == [4, 2]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_models_answer_the_same_with_and_without_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "MANY", 1)
+    served_from(1, monkeypatch)
     model = timm.create_model("vir_tiny_patch16_224", img_size=64).to("cuda", dtype).eval()
     images = torch.randn(2, 3, 64, 64, device="cuda", dtype=dtype)
     with torch.no_grad():

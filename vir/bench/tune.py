@@ -32,8 +32,7 @@ SEQUENCES = ((197, 128), (4097, 16))  # tokens, batch
 LINES = ((384, 11), (3328, 20), (3072, 22))  # the segments of 4,096, 4 times 16,384 and 65,536 tokens
 NARROW = ((14, 128),)  # patches of a side, batch
 WIDE = ((32, 64), (64, 8))
-HEAD_SIZES = (32, 64, 128)
-DTYPES = (torch.bfloat16, torch.float32)
+DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by their bytes
 LARGEST_ERROR = {torch.bfloat16: 5e-3, torch.float32: 1e-4}
 SIZES = {  # of a chunk; of a tile and the height of its blocks
     "WALK": ((16,), (32,), (64,)),
@@ -52,6 +51,10 @@ class Group(NamedTuple):
     table: str
     head_dim: int
     dtype: torch.dtype
+
+
+def groups_of(table: str) -> list[Group]:
+    return [Group(table, head_dim, DTYPES[size]) for head_dim, size in settings.TABLES[table]]
 
 
 SHAPES = {"WALK": SEQUENCES, "WALK_BACK": SEQUENCES, "LINES": LINES, "NARROW": NARROW, "WIDE": WIDE}
@@ -181,7 +184,7 @@ def best(group: Group, right: list[Any]) -> tuple[Any, float]:
     return chosen, shares[chosen]
 
 
-def line(chosen: Candidate) -> str:
+def written(chosen: Candidate) -> str:
     """As it stands in the settings: what has a default is named."""
     given = {field: value for field in fields(chosen) if (value := getattr(chosen, field.name)) is not None}
     words = (f"{value}" if field.default is MISSING else f"{field.name}={value}" for field, value in given.items())
@@ -189,7 +192,7 @@ def line(chosen: Candidate) -> str:
 
 
 def tables(names: list[str]) -> Iterator[str]:
-    groups = [Group(table, d, dtype) for table in names for dtype in DTYPES for d in HEAD_SIZES]
+    groups = [group for table in names for group in groups_of(table)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         right = dict(zip(groups, pool.map(lambda g: right_ones(g, candidates(g)), groups), strict=True))
     for table in names:
@@ -202,7 +205,7 @@ def tables(names: list[str]) -> Iterator[str]:
                 continue
             chosen, share = best(group, found)
             key = group.head_dim, group.dtype.itemsize
-            yield f"    {key}: {line(chosen)},  # {share:.2f} times the fastest"
+            yield f"    {key}: {written(chosen)},  # {share:.2f} times the fastest"
         yield "}"
 
 

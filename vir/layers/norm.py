@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vir.ops import kernels
 
 MANY = 2**22  # numbers; with fewer, we think, the host counts, whom our kernel costs more than PyTorch's
+MANY_LEARNED = 2**24  # where gradients are asked for: from here on a slow host has time for them, as measured
 
 
 @register_notrace_module
@@ -16,7 +17,10 @@ class TokenNorm(nn.LayerNorm):
     """A LayerNorm of many tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.by_kernel(x) if kernels.norm_serves(x) and x.numel() >= MANY else super().forward(x)
+        return self.by_kernel(x) if kernels.norm_serves(x) and self.has_many(x) else super().forward(x)
+
+    def has_many(self, x: Tensor) -> bool:
+        return x.numel() >= (MANY_LEARNED if kernels.learns(x, self.weight) else MANY)
 
     def by_kernel(self, x: Tensor) -> Tensor:
         return kernels.layer_norm(x, self.weight, self.bias, self.eps, self.dtype_of(x))
@@ -30,7 +34,7 @@ class InnerNorm(TokenNorm):
     """One before linear layers. Under autocast these would round what it makes of x: it rounds at once."""
 
     def dtype_of(self, x: Tensor) -> torch.dtype:
-        if x.numel() >= MANY and torch.is_autocast_enabled(x.device.type):
+        if self.has_many(x) and torch.is_autocast_enabled(x.device.type):
             return torch.get_autocast_dtype(x.device.type)
         return super().dtype_of(x)
 
@@ -39,7 +43,7 @@ class HeadsNorm(InnerNorm):
     """One that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.norm_serves(x) and (x.numel() >= MANY or not kernels.learns(x, self.weight)):
+        if kernels.norm_serves(x) and (self.has_many(x) or not kernels.learns(x, self.weight)):
             return self.by_kernel(x)
         if x.dtype == self.weight.dtype:
             return nn.LayerNorm.forward(self, x)

@@ -39,7 +39,6 @@ def grid(
 ):  # fmt: skip
     bh = tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
-    lg = log2_decay(gamma_ptr, head)
     q_ptr += first_of(batch, head, q_b, q_h, ALIGN)
     k_ptr += first_of(batch, head, k_b, k_h, ALIGN)
     v_ptr += first_of(batch, head, v_b, v_h, ALIGN)
@@ -51,12 +50,12 @@ def grid(
         program -= 1
     if CLASS and program < 0:
         class_token(
-            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
             DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK,
         )  # fmt: skip
     else:  # the longest loops, at the bottom, begin first
         tile(
-            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
             tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
             DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, CORNERS, CLASS, BACK, OPERAND, PRECISION,
         )  # fmt: skip
@@ -81,7 +80,7 @@ def corner(
 
 @triton.jit
 def tile(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
     tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
@@ -102,6 +101,7 @@ def tile(
     here = origin + turn * (tl.cast(first_y, tl.int64) * cols + first_x)
     ok = (first_x + x < cols) & (first_y + y < rows)
     q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
+    lg = log2_decay(gamma_ptr, head)  # not before the loads: they would wait for it
     out = tl.zeros([ROWS * COLS, BV], tl.float32)
     inside = turn * (g * cols + f)
     weights = tl.zeros([ROWS * COLS, HEIGHT * COLS], tl.float32)
@@ -144,7 +144,7 @@ def tile(
 
 @triton.jit
 def class_token(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, lg, q_n, k_n, v_n, out_n, rows, cols, scale,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     CORNERS: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
@@ -156,6 +156,7 @@ def class_token(
     v = tl.load(v_ptr + patches * v_n + dv, mask=dv < DV, other=0.0).to(tl.float32)
     out = tl.sum(q * k, 0) * v
     if not BACK:
+        lg = log2_decay(gamma_ptr, head)
         last_x, last_y = tl.cdiv(cols, COLS) - 1, tl.cdiv(rows, ROWS) - 1
         i = tl.arange(0, ROWS * COLS)
         for tile_ in range(0, last_y + last_x + 1):

@@ -14,7 +14,8 @@ from vir.ops.triton.runner import Step
 from vir.ops.triton.settings import processors
 
 NUMBERS = 2048  # of a program: four warps with sixteen to a thread
-PROGRAMS = 4  # on a multiprocessor, for the gradients: each leaves a sum to be added up
+NUMBERS_BACK = 4096  # of its gradients, which take all registers of a multiprocessor with two programs
+PROGRAMS_BACK = 2  # each leaves a sum to be added up
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def norm(  # type: ignore[no-untyped-def]
 @triton.jit
 def norm_back(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, grad_ptr, dx_ptr, sums_ptr, tokens, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, and this program's part of those of weight and bias: two rows of `sums`.
 
@@ -54,7 +55,7 @@ def norm_back(  # type: ignore[no-untyped-def]
     known = dims < WIDTH
     weight = tl.load(weight_ptr + dims, mask=known, other=0.0).to(tl.float32)
     dweight, dbias = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in tl.range(tl.program_id(0) * ROWS, tokens, tl.num_programs(0) * ROWS, num_stages=3):
+    for first in tl.range(tl.program_id(0) * ROWS, tokens, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         ok = (row < tokens)[:, None] & known[None, :]
         places = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :]
@@ -101,23 +102,24 @@ def _look(*tensors: Tensor) -> tuple:
     return tuple((x.dtype, x.data_ptr() % 16) for x in tensors)
 
 
-def _blocks(width: int) -> tuple[dict[str, int], int]:
-    """The constants of a kernel, and how many warps it takes: rows beyond NUMBERS get more of them."""
+def _blocks(width: int, numbers: int) -> tuple[dict[str, int], int]:
+    """The constants of a kernel, and how many warps it takes: rows of more numbers get more of them."""
     block = triton.next_power_of_2(width)
-    return {"WIDTH": width, "BLOCK": block, "ROWS": max(1, NUMBERS // block)}, min(16, max(4, block // 512))
+    return {"WIDTH": width, "BLOCK": block, "ROWS": max(1, numbers // block)}, min(16, max(4, block // 512))
 
 
 @lru_cache(maxsize=4096)
 def _plan(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
     """One for each look of the tensors, as a step asks for."""
-    constants, warps = _blocks(width)
+    constants, warps = _blocks(width, NUMBERS)
     return Step(norm, (-(-tokens // constants["ROWS"]), 1), (tokens, eps), constants, (warps, 1, None))
 
 
 @lru_cache(maxsize=4096)
 def _plan_back(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
-    constants, warps = _blocks(width)
-    programs = min(-(-tokens // constants["ROWS"]), PROGRAMS * processors(device))
+    constants, warps = _blocks(width, NUMBERS_BACK)
+    constants["STAGES"] = 3 if constants["BLOCK"] <= NUMBERS_BACK else 1  # of loads: shared memory is small
+    programs = min(-(-tokens // constants["ROWS"]), PROGRAMS_BACK * processors(device))
     return Step(norm_back, (programs, 1), (tokens, eps), constants, (warps, 1, None))
 
 

@@ -48,6 +48,7 @@ class Tile:
 
 # (head size, bytes of an operand): a head size stands for those up to it.
 WALK = {
+    (16, 2): Launch(64, 4, 3, programs=3),
     (32, 2): Launch(64, 4, 3, programs=2),
     (64, 2): Launch(64, 4, 3, programs=2),
     (128, 2): Launch(32, 4, 3),
@@ -93,6 +94,7 @@ WIDE = {
 # of lines above that spill hundreds of bytes or do not fit. `vir.bench.offline` shows both; none of these was measured.
 LIKE_HOPPER = (9, 10)  # compute capabilities, without what stands after the point
 ELSEWHERE: dict[tuple[str, int, int], Launch | Tile] = {
+    ("WALK", 16, 2): Launch(64, 4, 3),
     ("WALK", 32, 2): Launch(64, 4, 3),
     ("WALK", 64, 2): Launch(64, 4, 3),
     ("WALK", 128, 2): Launch(32, 8, 1),
@@ -120,7 +122,7 @@ def like_hopper(device: torch.device) -> bool:
 
 def sized(table: str, block: int, operand_bytes: int, device: torch.device) -> Any:
     """The line of a table, Launch or Tile."""
-    of = max(block, 32), operand_bytes
+    of = min(of for of in TABLES[table] if of[0] >= block and of[1] == operand_bytes)
     return TABLES[table][of] if like_hopper(device) else ELSEWHERE.get((table, *of), TABLES[table][of])
 
 
