@@ -1,6 +1,7 @@
 """The kernels equal the definition: on a GPU as they are, elsewhere by Triton's interpreter at small sizes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -177,7 +178,9 @@ def test_2d_corners_added_up_before_and_where_they_are_seen(
         check(run, case_2d(grid, True, 40, 40), dtype, DEVICE, kernel=True)
 
 
-@pytest.mark.parametrize("tile", [Tile(8, 4, 4, 4, 1), Tile(4, 8, 2, 4, 1), Tile(8, 8, 2, 4, 1)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [Tile(8, 4, 4, 4, 1), Tile(4, 8, 2, 4, 1), Tile(8, 8, 2, 4, 1), Tile(8, 2, 4, 4, 1)], ids=str
+)
 def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "grid_tile", lambda *_: tile)
 
@@ -185,6 +188,32 @@ def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.Monk
         return ops.retention_2d(q, k, v, gamma, (10, 11), form="kernel"), None
 
     check(run, case_2d((10, 11), True, 16, 16), torch.float32, DEVICE, kernel=True)
+
+
+@pytest.mark.parametrize("programs", [1, 2])
+@pytest.mark.parametrize(
+    ("grid", "class_token"), [((7, 5), True), ((9, 10), True), ((9, 10), False), ((16, 8), False), ((5, 17), True)]
+)
+def test_2d_tiles_one_after_another(
+    grid: tuple[int, int], class_token: bool, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one program, of one image and the next."""
+    usual, used = settings.of_many_tiles, []
+    monkeypatch.setattr(settings, "ROUNDS", 0)
+    monkeypatch.setattr(settings, "MOST_TILES", 9)
+
+    def some(*given: Any) -> Any:
+        used.append(usual(*given))
+        return used[-1][0], programs
+
+    monkeypatch.setattr(settings, "of_many_tiles", some)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
+        return ops.retention_2d(q, k, v, gamma, grid, form="kernel"), None
+
+    for d, e in ((16, 16), (40, 40), (49, 64)):
+        check(run, case_2d(grid, class_token, d, e), torch.bfloat16, DEVICE, kernel=True)
+    assert used
 
 
 @pytest.mark.parametrize("rows", [[7], [1, 6], [3, 3, 1]], ids=str)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vir.bench import tune
-from vir.ops.triton import runner, settings
+from vir.ops.triton import quadrant, runner, settings
 from vir.ops.triton.settings import Launch, Tile
 
 
@@ -20,6 +20,7 @@ from vir.ops.triton.settings import Launch, Tile
         ("LINES", "line_states", Launch(16, 8, 1), (70, 2)),
         ("NARROW", "grid", Tile(2, 16, 2, 8, 1), (9, 1)),
         ("WIDE", "grid", Tile(4, 8, 4, 8, 1), (17, 1)),
+        ("TALL", "grid", Tile(8, 8, 4, 8, 1), (17, 1)),
     ],
 )
 def test_the_candidate_is_what_runs(
@@ -34,6 +35,17 @@ def test_the_candidate_is_what_runs(
     monkeypatch.setattr(runner, "Step", step)
     assert tune.error_of(tune.Group(table, 16, torch.float32), candidate, shape) < 1e-4
     assert (kernel, candidate.schedule) in run
+
+
+def test_the_candidate_for_many_tiles_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only in half precision, of which the interpreter has no products: it takes what went into them as float32."""
+    run, candidate = [], Launch(64, 8, 1, programs=2)
+    usual = runner.Step.run
+    monkeypatch.setattr(
+        runner.Step, "run", lambda step, *x: run.append((step.kernel, step.schedule)) or usual(step, *x)
+    )
+    assert tune.error_of(tune.Group("QUADRANT", 16, torch.bfloat16), candidate, (9, 1)) < 5e-3
+    assert run == [(quadrant.quadrant, candidate.schedule)]
 
 
 def test_wrong_numbers_are_seen() -> None:

@@ -27,7 +27,7 @@ from vir.ops.triton.runner import Call, Step
 
 MULTIPROCESSORS = 132
 HEADS = 12
-ENOUGH = 16  # images: no sequence of theirs is cut
+ENOUGH = 128  # images: no sequence of theirs is cut, and a program has several tiles
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 ALIGNED = 16  # what Triton looks for in pointers, in bytes, and in numbers
 
@@ -60,7 +60,7 @@ def operators(dtype: torch.dtype, head_dim: int) -> dict[str, Callable[[], Any]]
         "1D, gradients": of(partial(launch.walk_back, grad), ENOUGH, 197, None, False),
         "2D, 14 x 14": of(launch.grid, ENOUGH, 197, 14, 14, **to),
         "2D, 32 x 32": of(launch.grid, ENOUGH, 1024, 32, 32, **to),
-        "2D, 64 x 64": of(launch.grid, 1, 4096, 64, 64, **to),
+        "2D, 128 x 128": of(launch.grid, 1, 16384, 128, 128, **to),
         "2D, gradients of k, v": of(launch.grid, ENOUGH, 1025, 32, 32, back=True, **to),
         "2D, a band": of(launch.rows, 1, 512, 64, columns),
         "LayerNorm": lambda: norm.layer_norm(x, weight, weight, 1e-6, dtype),

@@ -31,14 +31,19 @@ HEADS = 12
 SEQUENCES = ((197, 128), (4097, 16))  # tokens, batch
 LINES = ((384, 11), (3328, 20), (3072, 22))  # the segments of 4,096, 4 times 16,384 and 65,536 tokens
 NARROW = ((14, 128),)  # patches of a side, batch
-WIDE = ((32, 64), (64, 8))
+WIDE = ((24, 64), (40, 32))
+TALL = ((32, 64), (64, 8))
 DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by their bytes
 LARGEST_ERROR = {torch.bfloat16: 5e-3, torch.float32: 1e-4}
 SIZES = {  # of a chunk; of a tile and the height of its blocks
     "WALK": ((16,), (32,), (64,)),
     "NARROW": ((2, 16, 2), (4, 16, 2), (4, 16, 4)),
     "WIDE": ((4, 8, 4), (8, 8, 4), (8, 8, 8)),
+    "TALL": ((16, 8, 8),),
+    "QUADRANT": ((64,),),
 }
+TILES = ("NARROW", "WIDE", "TALL")
+GRIDS = (*TILES, "QUADRANT")
 CHECKED = [0, -1]  # images: the last may come after others in its program
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there only by Triton's interpreter, to test this file
 
@@ -57,17 +62,24 @@ def groups_of(table: str) -> list[Group]:
     return [Group(table, head_dim, DTYPES[size]) for head_dim, size in settings.TABLES[table]]
 
 
-SHAPES = {"WALK": SEQUENCES, "WALK_BACK": SEQUENCES, "LINES": LINES, "NARROW": NARROW, "WIDE": WIDE}
+SHAPES = {"WALK": SEQUENCES, "WALK_BACK": SEQUENCES, "LINES": LINES, "NARROW": NARROW, "WIDE": WIDE, "TALL": TALL}
+SHAPES |= {"QUADRANT": NARROW}
 
 
 def candidates(group: Group) -> list[Any]:
-    """Chunks or tiles, warps and stages that can be of use: float32 has room for the smaller ones alone."""
+    """Chunks or tiles, warps and stages that can be of use, how many programs run at once, and the registers that this
+    leaves them: float32 has room for the smaller ones alone."""
     narrow = group.dtype.itemsize == 2
     sizes = SIZES.get(group.table, SIZES["WALK"])
     schedules = product((4, 8), (1, 2, 3) if narrow else (1, 2))
-    kind: Any = Tile if group.table in ("NARROW", "WIDE") else Launch
-    made = [kind(*size, *schedule) for schedule in schedules for size in (sizes[1:] if narrow else sizes)]
-    return made + [replace(one, programs=n) for one in made for n in (1, 2, 3) if group.table == "WALK"]
+    kind: Any = Tile if group.table in TILES else Launch
+    made = [kind(*size, *schedule) for schedule in schedules for size in (sizes[-2:] if narrow else sizes)]
+    if group.table == "QUADRANT":
+        at_once = ((2, None), (3, 168), (4, 128))
+        return [replace(one, registers=limit, programs=n) for one in made for n, limit in at_once]
+    if group.table == "WALK":
+        return made + [replace(one, programs=n) for one in made for n in (1, 2, 3)]
+    return made + [replace(one, registers=128) for one in made if narrow and group.table in TILES]
 
 
 @contextmanager
@@ -81,6 +93,7 @@ def using(table: str, candidate: Candidate) -> Iterator[None]:
     with ExitStack() as changed:
         if isinstance(candidate, Tile):
             changed.enter_context(patch.object(settings, "grid_tile", lambda *_: candidate))
+            changed.enter_context(patch.object(settings, "MOST_TILES", 0))
         else:
             changed.enter_context(patch.object(settings, "sized", sized))
         changed.callback(launch.forget)
@@ -102,7 +115,7 @@ def exact(group: Group, shape: tuple[int, int]) -> tuple[Tensor, ...]:
     gamma = ops.decay(HEADS, device=DEVICE, dtype=torch.float64)
     if group.table == "LINES":
         return (ops.retention_1d_stream(q, k, v, gamma)[1].detach()[:, :, None],)
-    if group.table in ("NARROW", "WIDE"):
+    if group.table in GRIDS:
         return (ops.retention_2d(q, k, v, gamma, (shape[0], shape[0]), form="chunkwise", scale=1.0).detach(),)
     out = ops.retention_1d(q, k, v, gamma, form="chunkwise", scale=1.0)
     return (out.detach(),) if group.table == "WALK" else torch.autograd.grad(out, (k, v), grad)
@@ -150,7 +163,7 @@ def tensors(group: Group, shape: tuple[int, int]) -> tuple[Tensor, ...]:
 
     The first number of a shape is tokens, or patches of a side; the second is the batch.
     """
-    tokens = shape[0] ** 2 if group.table in ("NARROW", "WIDE") else shape[0]
+    tokens = shape[0] ** 2 if group.table in GRIDS else shape[0]
     torch.manual_seed(0)
     qkv = torch.randn(shape[1], tokens, 3, HEADS, group.head_dim, device=DEVICE, dtype=group.dtype)
     q, k, v = qkv.unbind(2)
@@ -161,7 +174,7 @@ def call(group: Group, shape: tuple[int, int]) -> Callable[[], Any]:
     """What is timed."""
     grad, q, k, v = tensors(group, shape)
     gamma, dtype = ops.decay(HEADS, device=DEVICE), group.dtype
-    if group.table in ("NARROW", "WIDE"):
+    if group.table in GRIDS:
         return partial(launch.grid, q, k, v, gamma, 1.0, shape[0], shape[0], dtype=dtype, out_dtype=dtype)
     if group.table == "LINES":
         return partial(launch.line_states, k, v, gamma, 1.0, 1, shape[0], back=False, dtype=dtype)

@@ -34,7 +34,7 @@ def grid(
     rows, cols, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
+    WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     bh = tl.program_id(1)
@@ -57,7 +57,7 @@ def grid(
         tile(
             q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
             tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
-            DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, CORNERS, CLASS, BACK, OPERAND, PRECISION,
+            DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, EVEN, CORNERS, CLASS, BACK, OPERAND, PRECISION,
         )  # fmt: skip
 
 
@@ -79,17 +79,25 @@ def corner(
 
 
 @triton.jit
+def known(x, y, rows, cols, EVEN: tl.constexpr):
+    """Which places of a tile are in the grid: all, if EVEN tiles fill it."""
+    if EVEN:
+        return x >= 0
+    return (x < cols) & (y < rows)
+
+
+@triton.jit
 def tile(
     q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
     tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDE: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
+    WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One loop over the blocks of keys, so that loads run ahead of the products from the first to the last: those of
-    the tile itself, those above it from near to far, then those left of each of its own. The corner comes after it:
-    before, its loads would hold up those of the blocks."""
+    the tile itself, those above it, then those left of it. The corner comes after it: before, its loads would hold up
+    those of the blocks."""
     BLOCKS: tl.constexpr = ROWS // HEIGHT  # of keys, in a tile
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
     i, j = tl.arange(0, ROWS * COLS), tl.arange(0, HEIGHT * COLS)
@@ -99,33 +107,32 @@ def tile(
     origin = zero + tl.cast(rows, tl.int64) * cols - 1 if BACK else zero
     first_x, first_y = tile_x * COLS, tile_y * ROWS
     here = origin + turn * (tl.cast(first_y, tl.int64) * cols + first_x)
-    ok = (first_x + x < cols) & (first_y + y < rows)
+    ok = known(first_x + x, first_y + y, rows, cols, EVEN)
     q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
     lg = log2_decay(gamma_ptr, head)  # not before the loads: they would wait for it
     out = tl.zeros([ROWS * COLS, BV], tl.float32)
     inside = turn * (g * cols + f)
-    weights = tl.zeros([ROWS * COLS, HEIGHT * COLS], tl.float32)
-    above = tile_y * BLOCKS
+    # gamma^distance along either axis, inside a tile and to the block beside it.
+    across, down = x[:, None] - f[None, :], y[:, None] - g[None, :]
+    across_own, across_left = fading(lg, across) * scale, power(lg, across + COLS) * scale
+    down_own, down_above = fading(lg, down), power(lg, tl.maximum(down + HEIGHT, 0))
     for step in range(0, BLOCKS * (1 + tile_y + tile_x)):
-        # Where the block begins, from the tile's first patch, and by how much its weights are less than the last's.
-        by_x, by_y, fade = 0, tl.where(step < BLOCKS, step, BLOCKS - 1 - step) * HEIGHT, HEIGHT
-        fresh = step <= BLOCKS
+        # Where the block begins, from the tile's first patch.
+        by_x, by_y = 0, tl.where(step < BLOCKS, step, BLOCKS - 1 - step) * HEIGHT
         if WIDE:
-            left = step - BLOCKS - above
-            own_row = left // tl.maximum(tile_x, 1) if BLOCKS > 1 else 0
-            left -= own_row * tile_x
-            is_left = step >= BLOCKS + above
-            by_x, by_y = tl.where(is_left, -(left + 1) * COLS, 0), tl.where(is_left, own_row * HEIGHT, by_y)
-            fresh, fade = fresh | (is_left & (left == 0)), tl.where(is_left, COLS, HEIGHT)
+            left = step - BLOCKS * (1 + tile_y)
+            by_x = tl.where(left >= 0, -(left // BLOCKS + 1) * COLS, 0)
+            by_y = tl.where(left >= 0, left % BLOCKS * HEIGHT, by_y)
         there = here + turn * (tl.cast(by_y, tl.int64) * cols + by_x)
-        ok_k = (first_x + by_x + f < cols) & (first_y + by_y + g < rows)
+        ok_k = known(first_x + by_x + f, first_y + by_y + g, rows, cols, EVEN)
         k = load_rows(k_ptr + there * k_n, inside * k_n, ok_k, dk, DK, OPERAND)
         v = load_rows(v_ptr + there * v_n, inside * v_n, ok_k, dv, DV, OPERAND)
-        if fresh:
-            across = fading(lg, x[:, None] - (f + by_x)[None, :])
-            weights = across * scale * fading(lg, y[:, None] - (g + by_y)[None, :])
-        else:
-            weights *= power(lg, fade)
+        far = tl.maximum(-by_x - COLS, 0) + (tl.maximum(-by_y - ROWS, 0) if BLOCKS == 1 else 0)
+        weights = tl.where(by_x == 0, across_own, across_left) * power(lg, far)
+        if BLOCKS == 1:
+            weights *= tl.where(by_y == 0, down_own, down_above)
+        else:  # more than two kinds: registers are too few to keep them
+            weights *= fading(lg, down - by_y)
         scores = product(q, tl.trans(k), PRECISION) * weights
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
     if CORNERS > 0 and (tile_x > 0) & (tile_y > 0):

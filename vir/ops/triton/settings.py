@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ Schedule = tuple[int, int, int | None]  # warps, stages of the pipeline of loads
 MOST_SEGMENTS = 64  # of a sequence: joining them is work that grows with their number
 LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
+MOST_TILES = 4  # of a grid that does without states at corners
+ROUNDS = 4  # tiles of a program, at least, where it has several
+FILLED = 1.15  # times as many rows of tiles may be tall ones
 WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
 
 
@@ -82,11 +86,19 @@ NARROW = {
 }
 WIDE = {
     (32, 2): Tile(8, 8, 8, 4, 3),
-    (64, 2): Tile(8, 8, 8, 4, 3),
+    (64, 2): Tile(8, 8, 8, 4, 3, registers=128),
     (128, 2): Tile(8, 8, 8, 4, 3),
     (32, 4): Tile(8, 8, 8, 4, 1),
     (64, 4): Tile(4, 8, 4, 4, 2),
     (128, 4): Tile(4, 8, 4, 4, 2),
+}
+TALL = {  # two blocks of queries, for which a block of keys is read once: the cache gives no more in time
+    (32, 2): Tile(16, 8, 8, 8, 3, registers=128),
+    (64, 2): Tile(16, 8, 8, 8, 3, registers=128),
+}
+QUADRANT = {  # chunks are tiles of 8 x 8 patches
+    (32, 2): Launch(64, 4, 2, registers=128, programs=4),
+    (64, 2): Launch(64, 4, 2, registers=128, programs=4),
 }
 
 
@@ -105,13 +117,22 @@ ELSEWHERE: dict[tuple[str, int, int], Launch | Tile] = {
     ("WALK_BACK", 32, 4): Launch(16, 4, 2),
     ("WALK_BACK", 64, 4): Launch(16, 8, 2),
     ("LINES", 64, 4): Launch(32, 4, 2),
+    ("WIDE", 64, 2): Tile(8, 8, 8, 4, 3),
     ("WIDE", 128, 2): Tile(8, 8, 8, 8, 2),
     ("WIDE", 32, 4): Tile(8, 8, 4, 4, 2),
     ("WIDE", 64, 4): Tile(4, 8, 4, 8, 2),
 }
 LARGEST_ELSEWHERE = 64  # head size in float32 and float16: a larger state does not fit
 
-TABLES: dict[str, dict] = {"WALK": WALK, "WALK_BACK": WALK_BACK, "LINES": LINES, "NARROW": NARROW, "WIDE": WIDE}
+TABLES: dict[str, dict] = {
+    "WALK": WALK,
+    "WALK_BACK": WALK_BACK,
+    "LINES": LINES,
+    "NARROW": NARROW,
+    "WIDE": WIDE,
+    "TALL": TALL,
+    "QUADRANT": QUADRANT,
+}
 
 
 @cache
@@ -121,8 +142,10 @@ def like_hopper(device: torch.device) -> bool:
 
 
 def sized(table: str, block: int, operand_bytes: int, device: torch.device) -> Any:
-    """The line of a table, Launch or Tile."""
-    of = min(of for of in TABLES[table] if of[0] >= block and of[1] == operand_bytes)
+    """The line of a table, Launch or Tile; none where it has no such line."""
+    of = min((of for of in TABLES[table] if of[0] >= block and of[1] == operand_bytes), default=None)
+    if of is None:
+        return None
     return TABLES[table][of] if like_hopper(device) else ELSEWHERE.get((table, *of), TABLES[table][of])
 
 
@@ -154,8 +177,32 @@ def images_at_once(images: int, heads: int, programs: int, device: torch.device)
     return min(images, max(1, programs * processors(device) // heads))
 
 
-def grid_tile(cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:
+def of_many_tiles(
+    tiles: int, images: int, heads: int, block: int, operand_bytes: int, device: torch.device
+) -> tuple[Launch, int] | None:
+    """For small grids with many tiles in all: the setting, and how many programs share those of a head."""
+    set_: Launch | None = sized("QUADRANT", block, operand_bytes, device) if like_hopper(device) else None
+    if set_ is None or tiles > MOST_TILES:
+        return None
+    at_once = (set_.programs or 1) * processors(device)
+    if images * heads * tiles < ROUNDS * at_once:
+        return None
+    # Tiles of one place take equally long: without a divisor in common each program comes to all places.
+    programs = max(1, at_once // heads)
+    while gcd(programs, tiles) > 1:
+        programs -= 1
+    return set_, programs
+
+
+def grid_tile(rows: int, cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:
     """The tile for a grid: one as wide as the grid, if there is such a tile, needs no corners."""
-    wide: Tile = sized("WIDE", block, operand_bytes, device)
-    narrow: Tile = sized("NARROW", block, operand_bytes, device)
-    return narrow if wide.cols < cols <= narrow.cols else wide
+    wide, narrow = (sized(table, block, operand_bytes, device) for table in ("WIDE", "NARROW"))
+    if wide.cols < cols <= narrow.cols:
+        return narrow
+    tall: Tile | None = sized("TALL", block, operand_bytes, device) if like_hopper(device) else None
+    return tall if tall is not None and filled(rows, tall) <= FILLED * filled(rows, wide) else wide
+
+
+def filled(rows: int, tile: Tile) -> int:
+    """Rows of all tiles that so many patches need."""
+    return -(-rows // tile.rows) * tile.rows

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vir.ops.triton import grid as grid_kernels
 from vir.ops.triton import lines, runner, settings
+from vir.ops.triton import quadrant as quadrant_kernels
 from vir.ops.triton.launch.lines import apply_states, line_states
 from vir.ops.triton.launch.plans import (
     JOIN,
@@ -83,7 +84,9 @@ def _grid_plan(
     tile: Tile | None,
 ) -> Grid:
     (b, n, h, dk), dv = q[0], v[0][3]
-    tile = tile or settings.grid_tile(cols, *key(dk, dv, dtype, q[4]))
+    if tile is None and (step := _quadrant_plan(q, k, v, scale, rows, cols, back, dtype)) is not None:
+        return Grid(None, None, None, step)
+    tile = tile or settings.grid_tile(rows, cols, *key(dk, dv, dtype, q[4]))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
     above = tiles_y - 1
     joined = above > FEW_ROWS
@@ -95,12 +98,13 @@ def _grid_plan(
         grid_kernels.grid, (tiles_x * tiles_y + class_token, b * h), strides, (rows, cols, h, scale),
         dk, dv, dtype, tile.schedule,
         **shared, HEIGHT=tile.height, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
+        EVEN=rows % tile.rows == cols % tile.cols == 0,
     )  # fmt: skip
     if corners == 0:
         return Grid(None, None, None, tiles)
     by_row = prepared(
         grid_kernels.tile_row_states, (above, b * h), strides[1:3], (rows, cols, tiles_x - 1, h),
-        dk, dv, dtype, (4, tile.stages, None), **shared,
+        dk, dv, dtype, (4, tile.stages if tile.rows == tile.height else 2, None), **shared,
     )  # fmt: skip
     join = None
     if joined:
@@ -108,6 +112,26 @@ def _grid_plan(
         blocks, constants = (-(-width // part), b * h), {"ROWS": tile.rows, "PART": part}
         join = runner.Step(grid_kernels.join_tile_rows, blocks, (above, width, h), constants, JOIN)
     return Grid((b, h, above, tiles_x - 1, dk, dv), by_row, join, tiles)
+
+
+def _quadrant_plan(
+    q: Look, k: Look, v: Look, scale: float, rows: int, cols: int, back: bool, dtype: torch.dtype
+) -> Step | None:
+    """For small grids, if there are enough of them, and if a class token needs no tiles of its own."""
+    (b, n, h, dk), dv, side = q[0], v[0][3], quadrant_kernels.SIDE.value
+    class_token = n > rows * cols
+    if class_token and rows % side == 0:
+        return None
+    rows += class_token
+    found = settings.of_many_tiles(-(-rows // side) * -(-cols // side), b, h, *key(dk, dv, dtype, q[4]))
+    if found is None:
+        return None
+    set_, programs = found
+    return prepared(
+        quadrant_kernels.quadrant, (programs, h), [*strides_of(q, k, v), contiguous(n, h, dv)],
+        (rows, cols, b, programs, scale), dk, dv, dtype, set_.schedule,
+        EVEN=rows % side == cols % side == 0, CLASS=class_token, BACK=back,
+    )  # fmt: skip
 
 
 def rows(
