@@ -14,7 +14,7 @@ LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 MOST_TILES = 4  # of a grid that does without states at corners
 ROUNDS = 4  # tiles of a program, at least, where it has several
-FILLED = 1.15  # times as many rows of tiles may be tall ones
+FILLED = 0  # times as many rows of tiles may be tall ones
 WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
 
 
