@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 SHARED_KB = {80: 99, 90: 227}  # of a program: the least of those GPUs that take the same settings, an RTX of 8.6 or 8.9
 KERNELS = {
     "walk", "walk_back", "line_states", "join_segments", "grid", "tile_row_states", "join_tile_rows", "apply_states",
-    "join_columns", "norm", "norm_back", "group_norm_of_maps",
+    "join_columns", "norm", "norm_back", "plus", "group_norm_of_maps",
 }  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def test_kernels_are_compiled_and_fit(dtype: str, head_dim: int, capability: int
     for row in rows:
         assert int(row[4]) <= spilled, row
         assert float(row[5]) <= SHARED_KB[capability], row
+        assert row[6] == "", row
 
 
 def test_interpreted_kernels_are_not_compiled() -> None:

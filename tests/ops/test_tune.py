@@ -20,7 +20,6 @@ from vir.ops.triton.settings import Launch, Tile
         ("LINES", "line_states", Launch(16, 8, 1), (70, 2)),
         ("NARROW", "grid", Tile(2, 16, 2, 8, 1), (9, 1)),
         ("WIDE", "grid", Tile(4, 8, 4, 8, 1), (17, 1)),
-        ("TALL", "grid", Tile(8, 8, 4, 8, 1), (17, 1)),
     ],
 )
 def test_the_candidate_is_what_runs(

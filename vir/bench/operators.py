@@ -93,12 +93,12 @@ def _as_liked(name: str, *qkv: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.detach().contiguous().requires_grad_() for x in qkv) if name.startswith("fla") else qkv
 
 
-def contenders(side: int) -> dict[str, Contender]:
+def contenders(side: int, fla: bool) -> dict[str, Contender]:
     gamma = ops.decay(HEADS, device="cuda")
     grid = side, side
     return {
         "attention": attention,
-        **linear_attention(gamma, side**2),
+        **(linear_attention(gamma, side**2) if fla else {}),
         "kernel 1D": lambda q, k, v: ops.retention_1d(q, k, v, gamma, form="kernel"),
         "kernel 2D": lambda q, k, v: ops.retention_2d(q, k, v, gamma, grid, form="kernel"),
         "PyTorch 1D": lambda q, k, v: ops.retention_1d(q, k, v, gamma, form="chunkwise"),
@@ -106,18 +106,17 @@ def contenders(side: int) -> dict[str, Contender]:
     }
 
 
-def compare(shapes: list[tuple[int, int]], repeats: int, backward: bool = True) -> Iterator[Row]:
+def compare(shapes: list[tuple[int, int]], repeats: int, backward: bool, fla: bool) -> Iterator[Row]:
     bandwidth = copy_bandwidth()
     for side, batch in shapes:
-        yield _row(side, batch, repeats, backward, bandwidth)
+        yield _row(side, batch, repeats, backward, contenders(side, fla), bandwidth)
 
 
-def _row(side: int, batch: int, repeats: int, backward: bool, bandwidth: float) -> Row:
+def _row(side: int, batch: int, repeats: int, backward: bool, runs: dict[str, Contender], bandwidth: float) -> Row:
     shape = batch, side**2, 3, HEADS, HEAD_DIM
     qkv = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     q, k, v = (x.requires_grad_() for x in qkv.unbind(2))  # views, as a layer makes them
     grad = torch.randn(v.shape, device="cuda", dtype=v.dtype)
-    runs = contenders(side)
     errors = _errors(runs, q, k, v, grad)
     limit = 4e3 * v.numel() * v.element_size() / bandwidth
     if any(not error <= LARGEST_ERROR for error in errors.values()):

@@ -31,18 +31,16 @@ HEADS = 12
 SEQUENCES = ((197, 128), (4097, 16))  # tokens, batch
 LINES = ((384, 11), (3328, 20), (3072, 22))  # the segments of 4,096, 4 times 16,384 and 65,536 tokens
 NARROW = ((14, 128),)  # patches of a side, batch
-WIDE = ((24, 64), (40, 32))
-TALL = ((32, 64), (64, 8))
+WIDE = ((32, 64), (64, 8))
 DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by their bytes
 LARGEST_ERROR = {torch.bfloat16: 5e-3, torch.float32: 1e-4}
 SIZES = {  # of a chunk; of a tile and the height of its blocks
     "WALK": ((16,), (32,), (64,)),
     "NARROW": ((2, 16, 2), (4, 16, 2), (4, 16, 4)),
     "WIDE": ((4, 8, 4), (8, 8, 4), (8, 8, 8)),
-    "TALL": ((16, 8, 8),),
     "QUADRANT": ((64,),),
 }
-TILES = ("NARROW", "WIDE", "TALL")
+TILES = ("NARROW", "WIDE")
 GRIDS = (*TILES, "QUADRANT")
 CHECKED = [0, -1]  # images: the last may come after others in its program
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there only by Triton's interpreter, to test this file
@@ -62,8 +60,14 @@ def groups_of(table: str) -> list[Group]:
     return [Group(table, head_dim, DTYPES[size]) for head_dim, size in settings.TABLES[table]]
 
 
-SHAPES = {"WALK": SEQUENCES, "WALK_BACK": SEQUENCES, "LINES": LINES, "NARROW": NARROW, "WIDE": WIDE, "TALL": TALL}
-SHAPES |= {"QUADRANT": NARROW}
+SHAPES = {
+    "WALK": SEQUENCES,
+    "WALK_BACK": SEQUENCES,
+    "LINES": LINES,
+    "NARROW": NARROW,
+    "WIDE": WIDE,
+    "QUADRANT": NARROW,
+}
 
 
 def candidates(group: Group) -> list[Any]:

@@ -80,6 +80,9 @@ def bench_ops(
     ] = None,
     repeats: Repeats = 31,
     backward: Annotated[bool, typer.Option(help="Time the gradients too.")] = True,
+    fla: Annotated[
+        bool, typer.Option(help="Also flash-linear-attention, whose search for settings takes minutes at first.")
+    ] = True,
     out: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -88,7 +91,7 @@ def bench_ops(
 
     _need_gpu("bench ops")
     chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
-    if why := operators.without_linear_attention():
+    if fla and (why := operators.without_linear_attention()):
         console.print(f"note: without flash-linear-attention ({why}): pip install 'vision-retention[bench]'")
     names = ("attention", "best of fla", "kernel 1D", "kernel 2D", "PyTorch 1D", "PyTorch 2D")
     title = "milliseconds; called is forward from Python, the others are the GPU alone"
@@ -96,7 +99,7 @@ def bench_ops(
     rows: list[dict[str, Any]] = []
     origin = origin_of("cuda", "bf16")
     with working() as status:
-        for row in operators.compare(chosen, repeats, backward):
+        for row in operators.compare(chosen, repeats, backward, fla):
             status.update(f"{row.tokens} tokens done")
             rows.append(row.as_dict())
             write(rows, origin, out)
@@ -106,8 +109,8 @@ def bench_ops(
                 continue
             ways = {"forward": row.forward, "called": row.called, "backward": row.backward}
             for way, times in ways.items():
-                fla = min((t for name, t in times.items() if name.startswith("fla")), default=None)
-                shown = [_short(fla if name == "best of fla" else times.get(name)) for name in names]
+                best_of_fla = min((t for name, t in times.items() if name.startswith("fla")), default=None)
+                shown = [_short(best_of_fla if name == "best of fla" else times.get(name)) for name in names]
                 table.add_row(way, f"{row.tokens:,}", str(row.batch), _short(row.limit), *shown)
     console.print(table)
     tell(origin, out)

@@ -8,9 +8,10 @@ from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from vir.layers.norm import InnerNorm
+from vir.layers.norm import MANY, InnerNorm
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, Retention, scaled_linear
+from vir.ops import kernels
 
 SLICE_TOKENS = 2048
 
@@ -51,7 +52,11 @@ class SlicedMlp(Mlp):
 
 def plus(x: Tensor, part: Tensor, scale: Tensor | None) -> Tensor:
     """x + scale * part, in one pass."""
-    return x + part if scale is None else torch.addcmul(x, part, scale)
+    if scale is None:
+        return x + part
+    if x.numel() >= MANY and kernels.scaled_sum_serves(x, part, scale):
+        return kernels.scaled_sum(x, part, scale)
+    return torch.addcmul(x, part, scale)
 
 
 class RetentionBlock(nn.Module):

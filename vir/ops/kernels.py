@@ -11,7 +11,7 @@ from vir.ops.decay import mask_1d
 INSTALLED = find_spec("triton") is not None
 if INSTALLED:
     from vir.ops.triton import group_norm as maps
-    from vir.ops.triton import norm, operators, settings
+    from vir.ops.triton import norm, operators, plus, settings
 
 LARGEST_HEAD = 128
 OLDEST_GPU = (8, 0)  # compute capability that Triton supports
@@ -111,6 +111,17 @@ def learns(*tensors: Tensor) -> bool:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     run = norm.layer_norm_eager if learns(x, weight, bias) else norm.layer_norm
     return run(x, weight, bias, eps, dtype)
+
+
+def scaled_sum_serves(x: Tensor, part: Tensor, scale: Tensor) -> bool:
+    """Whether `scaled_sum` may stand in for PyTorch's: it has no gradients, and one dtype."""
+    alike = x.shape == part.shape and x.dtype == part.dtype == scale.dtype
+    return norm_serves(x) and alike and not learns(x, part, scale) and plus.serves(x.shape[-1])
+
+
+def scaled_sum(x: Tensor, part: Tensor, scale: Tensor) -> Tensor:
+    """x + scale * part, with a scale for each channel."""
+    return plus.scaled_sum(x, part, scale)
 
 
 def group_norm_serves(x: Tensor, weight: Tensor, groups: int) -> bool:

@@ -46,23 +46,22 @@ def line_states(
     token = tl.cast(row, tl.int64) * cols + line % cols
     k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + token * k_n
     v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + token * v_n
-    state = tl.zeros([BK, BV], tl.float32)
     # Tokens so far from the end that they fade below 2^-FADED, beyond the last bit of the sum, are not read.
     seen = (FADED.value / tl.maximum(-lg, 1e-6)).to(tl.int32) + CHUNK
     chunks = tl.cdiv(tl.minimum(count, seen), CHUNK)
-    done = tl.cdiv(count, CHUNK) * CHUNK - CHUNK
-    k_ptr += tl.cast(done * step, tl.int64) * k_n
-    v_ptr += tl.cast(done * step, tl.int64) * v_n
-    # From the last chunk to the first, with which the walk that follows begins: it may still be in the cache.
+    done = count - chunks * CHUNK  # the last chunk ends with the line, the first may begin before it
+    k_ptr += tl.cast(done, tl.int64) * step * k_n
+    v_ptr += tl.cast(done, tl.int64) * step * v_n
+    zeta, fade = power(lg, CHUNK - 1 - i + (1 if BACK else 0)) * scale, tl.exp2(lg * CHUNK)
+    state = tl.zeros([BK, BV], tl.float32)
     for _ in range(0, chunks):
-        ok = i < count - done
+        ok = i >= -done
         k = load_rows(k_ptr, tl.cast(i * step, tl.int64) * k_n, ok, dk, DK, OPERAND)
         v = load_rows(v_ptr, tl.cast(i * step, tl.int64) * v_n, ok, dv, DV, OPERAND)
-        left = count - 1 - done - i + (1 if BACK else 0)
-        state += product(tl.trans(scaled(k, power(lg, tl.maximum(left, 0)) * scale, OPERAND, PRECISION)), v, PRECISION)
-        done -= CHUNK
-        k_ptr -= tl.cast(CHUNK * step, tl.int64) * k_n
-        v_ptr -= tl.cast(CHUNK * step, tl.int64) * v_n
+        state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        done += CHUNK
+        k_ptr += tl.cast(CHUNK * step, tl.int64) * k_n
+        v_ptr += tl.cast(CHUNK * step, tl.int64) * v_n
     state_ptr += (tl.cast(bh, tl.int64) * lines + line) * DK * DV
     tl.store(state_ptr + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 

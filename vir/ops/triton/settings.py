@@ -14,7 +14,6 @@ LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 MOST_TILES = 4  # of a grid that does without states at corners
 ROUNDS = 4  # tiles of a program, at least, where it has several
-FILLED = 0  # times as many rows of tiles may be tall ones
 WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
 
 
@@ -92,10 +91,6 @@ WIDE = {
     (64, 4): Tile(4, 8, 4, 4, 2),
     (128, 4): Tile(4, 8, 4, 4, 2),
 }
-TALL = {  # two blocks of queries, for which a block of keys is read once: the cache gives no more in time
-    (32, 2): Tile(16, 8, 8, 8, 3, registers=128),
-    (64, 2): Tile(16, 8, 8, 8, 3, registers=128),
-}
 QUADRANT = {  # chunks are tiles of 8 x 8 patches
     (32, 2): Launch(64, 4, 2, registers=128, programs=4),
     (64, 2): Launch(64, 4, 2, registers=128, programs=4),
@@ -130,7 +125,6 @@ TABLES: dict[str, dict] = {
     "LINES": LINES,
     "NARROW": NARROW,
     "WIDE": WIDE,
-    "TALL": TALL,
     "QUADRANT": QUADRANT,
 }
 
@@ -194,15 +188,8 @@ def of_many_tiles(
     return set_, programs
 
 
-def grid_tile(rows: int, cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:
+def grid_tile(cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:
     """The tile for a grid: one as wide as the grid, if there is such a tile, needs no corners."""
-    wide, narrow = (sized(table, block, operand_bytes, device) for table in ("WIDE", "NARROW"))
-    if wide.cols < cols <= narrow.cols:
-        return narrow
-    tall: Tile | None = sized("TALL", block, operand_bytes, device) if like_hopper(device) else None
-    return tall if tall is not None and filled(rows, tall) <= FILLED * filled(rows, wide) else wide
-
-
-def filled(rows: int, tile: Tile) -> int:
-    """Rows of all tiles that so many patches need."""
-    return -(-rows // tile.rows) * tile.rows
+    wide: Tile = sized("WIDE", block, operand_bytes, device)
+    narrow: Tile = sized("NARROW", block, operand_bytes, device)
+    return narrow if wide.cols < cols <= narrow.cols else wide

@@ -86,7 +86,7 @@ def _grid_plan(
     (b, n, h, dk), dv = q[0], v[0][3]
     if tile is None and (step := _quadrant_plan(q, k, v, scale, rows, cols, back, dtype)) is not None:
         return Grid(None, None, None, step)
-    tile = tile or settings.grid_tile(rows, cols, *key(dk, dv, dtype, q[4]))
+    tile = tile or settings.grid_tile(cols, *key(dk, dv, dtype, q[4]))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
     above = tiles_y - 1
     joined = above > FEW_ROWS
@@ -104,7 +104,7 @@ def _grid_plan(
         return Grid(None, None, None, tiles)
     by_row = prepared(
         grid_kernels.tile_row_states, (above, b * h), strides[1:3], (rows, cols, tiles_x - 1, h),
-        dk, dv, dtype, (4, tile.stages if tile.rows == tile.height else 2, None), **shared,
+        dk, dv, dtype, (4, tile.stages, None), **shared,
     )  # fmt: skip
     join = None
     if joined:
