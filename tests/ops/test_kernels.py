@@ -192,7 +192,8 @@ def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("programs", [1, 2])
 @pytest.mark.parametrize(
-    ("grid", "class_token"), [((7, 5), True), ((9, 10), True), ((9, 10), False), ((16, 8), False), ((5, 17), True)]
+    ("grid", "class_token"),
+    [((7, 5), True), ((7, 8), True), ((9, 10), True), ((9, 10), False), ((16, 8), False), ((5, 17), True)],
 )
 def test_2d_tiles_one_after_another(
     grid: tuple[int, int], class_token: bool, programs: int, monkeypatch: pytest.MonkeyPatch
