@@ -1,4 +1,5 @@
-"""Launch settings, so that no search runs at the first call: `python -m vir.bench.tune` measured them on an H200."""
+"""Launch settings, so that no search runs at the first call. They were measured on an H200, nearly all of them by
+`python -m vir.bench.tune`: those with a limit of registers by hand, among the candidates that it has now."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,7 @@ WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more
 @dataclass(frozen=True)
 class Launch:
     """Tokens of a chunk; warps of a program; stages of the pipeline of loads; limit of registers; how many programs a
-    multiprocessor holds, where each walks several images (it takes more registers, which some sizes do not have)."""
+    multiprocessor holds, where each has several images or tiles (that takes registers which some sizes do not have)."""
 
     chunk: int
     warps: int
