@@ -66,15 +66,17 @@ def corner(
     corner_ptr, lg, tile_x, tile_y, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, CORNERS: tl.constexpr,
 ):  # fmt: skip
-    """The state at a tile's corner: the sum over so many tile rows above it, or over the nearest if they are joined."""
+    """The state at a tile's corner: the sum over so many tile rows above it, or the nearest, as stored, if they are
+    joined."""
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
-    state = tl.zeros([BK, BV], tl.float32)
-    for above in tl.static_range(0, CORNERS):
+    places = corner_ptr + tl.cast(tile_x - 1, tl.int64) * DK * DV + state_offsets(dk, dv, DV, 1)
+    of_row = tl.cast(tiles_x - 1, tl.int64) * DK * DV
+    state = tl.load(places + (tile_y - 1) * of_row, mask=state_mask(dk, dv, DK, DV), other=0.0)
+    for above in tl.static_range(1, CORNERS):
         row = tile_y - 1 - above
-        at = tl.cast(row * (tiles_x - 1) + tile_x - 1, tl.int64) * DK * DV
         ok = (dk < tl.where(row >= 0, DK, 0))[:, None] & (dv < DV)[None, :]
-        part = tl.load(corner_ptr + at + state_offsets(dk, dv, DV, 1), mask=ok, other=0.0).to(tl.float32)
-        state += part * power(lg, above * ROWS)
+        part = tl.load(places + row * of_row, mask=ok, other=0.0).to(tl.float32)
+        state = state.to(tl.float32) + part * power(lg, above * ROWS)
     return state
 
 
@@ -178,7 +180,7 @@ def class_token(
         if CORNERS > 0:
             state = corner(corner_ptr, lg, last_x, last_y, last_x + 1, DK, DV, BK, BV, ROWS, CORNERS)
             steps = cols - last_x * COLS + rows - last_y * ROWS + 1
-            out += tl.sum(q[:, None] * state, 0) * power(lg, steps)
+            out += tl.sum(q[:, None] * state.to(tl.float32), 0) * power(lg, steps)
     tl.store(out_ptr + patches * out_n + dv, (out * scale).to(out_ptr.dtype.element_ty), mask=dv < DV)
 
 
