@@ -13,7 +13,7 @@ from vir.ops.triton.operators import differentiable
 from vir.ops.triton.runner import Step
 from vir.ops.triton.settings import processors
 
-NUMBERS = 2048  # of a program: four warps with sixteen to a thread
+NUMBERS = 2048  # of a program: two warps with 32 to a thread
 NUMBERS_BACK = 4096  # of its gradients, which take all registers of a multiprocessor with two programs
 PROGRAMS_BACK = 2  # each leaves a sum to be added up
 
@@ -102,22 +102,22 @@ def _look(*tensors: Tensor) -> tuple:
     return tuple((x.dtype, x.data_ptr() % 16) for x in tensors)
 
 
-def _blocks(width: int, numbers: int) -> tuple[dict[str, int], int]:
+def _blocks(width: int, numbers: int, least_warps: int) -> tuple[dict[str, int], int]:
     """The constants of a kernel, and how many warps it takes: rows of more numbers get more of them."""
     block = triton.next_power_of_2(width)
-    return {"WIDTH": width, "BLOCK": block, "ROWS": max(1, numbers // block)}, min(16, max(4, block // 512))
+    return {"WIDTH": width, "BLOCK": block, "ROWS": max(1, numbers // block)}, min(16, max(least_warps, block // 512))
 
 
 @lru_cache(maxsize=4096)
 def _plan(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
     """One for each look of the tensors, as a step asks for."""
-    constants, warps = _blocks(width, NUMBERS)
+    constants, warps = _blocks(width, NUMBERS, 2)
     return Step(norm, (-(-tokens // constants["ROWS"]), 1), (tokens, eps), constants, (warps, 1, None))
 
 
 @lru_cache(maxsize=4096)
 def _plan_back(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
-    constants, warps = _blocks(width, NUMBERS_BACK)
+    constants, warps = _blocks(width, NUMBERS_BACK, 4)
     constants["STAGES"] = 3 if constants["BLOCK"] <= NUMBERS_BACK else 1  # of loads: shared memory is small
     programs = min(-(-tokens // constants["ROWS"]), PROGRAMS_BACK * processors(device))
     return Step(norm_back, (programs, 1), (tokens, eps), constants, (warps, 1, None))
