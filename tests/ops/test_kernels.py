@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triton.runtime.errors import InterpreterError
 
 from vir.ops import kernels
-from vir.ops.triton import launch, operators, settings
+from vir.ops.triton import launch, operators, runner, settings
 from vir.ops.triton.launch import tiles
 from vir.ops.triton.settings import Tile
 
@@ -212,9 +212,22 @@ def test_2d_tiles_one_after_another(
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
         return ops.retention_2d(q, k, v, gamma, grid, form="kernel"), None
 
-    for d, e in ((16, 16), (40, 40), (49, 64)):
+    for d, e in ((16, 16), (40, 40), (48, 64)):
         check(run, case_2d(grid, class_token, d, e), torch.bfloat16, DEVICE, kernel=True)
     assert used
+
+
+@pytest.mark.parametrize(("d", "kernel"), [(48, "quadrant"), (49, "grid")])
+def test_2d_heads_that_are_loaded_number_by_number_are_loaded_once(
+    d: int, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop over tiles loads q with every block: of heads of 49 numbers that took five times as long."""
+    started = []
+    monkeypatch.setattr(settings, "ROUNDS", 0)
+    monkeypatch.setattr(runner.Step, "run", lambda step, *_: started.append(step.kernel.fn.__name__))
+    q, k, v = torch.empty(2, 9 * 10, 3, 2, d, device=DEVICE, dtype=torch.bfloat16).unbind(2)
+    launch.grid(q, k, v, ops.decay(2, device=DEVICE), 1.0, 9, 10, dtype=q.dtype, out_dtype=q.dtype)
+    assert started[-1] == kernel
 
 
 @pytest.mark.parametrize("rows", [[7], [1, 6], [3, 3, 1]], ids=str)

@@ -86,6 +86,11 @@ def precision(dtype: torch.dtype) -> dict[str, Any]:
     return {"OPERAND": tl.float32, "PRECISION": "tf32" if dtype == torch.float16 else "tf32x3"}
 
 
+def wide_loads(strides: list[Strides]) -> bool:
+    """Whether all heads begin where loads of 16 bytes can begin, in half precision."""
+    return all(of_head % 8 == 0 for _, _, of_head in strides)
+
+
 def prepared(
     kernel: Any,
     grid: tuple[int, int],
@@ -101,6 +106,6 @@ def prepared(
     wrong on Hopper; and Triton sees by itself only strides that are multiples of 16, not of 8."""
     side = block(max(dk, dv))
     sizes = {"DK": dk, "DV": dv, "BK": side, "BV": side}
-    align = {"ALIGN": 8 if all(of_head % 8 == 0 for _, _, of_head in strides) else 1}
+    align = {"ALIGN": 8 if wide_loads(strides) else 1}
     flat = tuple(stride for some in strides for stride in some)
     return runner.Step(kernel, grid, (*flat, *numbers), {**sizes, **precision(dtype), **align, **constants}, schedule)

@@ -22,6 +22,7 @@ from vir.ops.triton.launch.plans import (
     rows_whole,
     strides_of,
     whole,
+    wide_loads,
 )
 from vir.ops.triton.runner import Call, Step, run_in_turn
 from vir.ops.triton.settings import Tile
@@ -117,10 +118,11 @@ def _grid_plan(
 def _quadrant_plan(
     q: Look, k: Look, v: Look, scale: float, rows: int, cols: int, back: bool, dtype: torch.dtype
 ) -> Step | None:
-    """For small grids, if there are enough of them, and if a class token needs no tiles of its own."""
+    """For small grids, if there are enough of them, if loads are wide (it has many), and if a class token needs no
+    tiles of its own."""
     (b, n, h, dk), dv, side = q[0], v[0][3], quadrant_kernels.SIDE.value
     class_token = n > rows * cols
-    if class_token and rows % side == 0:
+    if not wide_loads(strides_of(q, k, v)) or (class_token and rows % side == 0):
         return None
     rows += class_token
     found = settings.of_many_tiles(-(-rows // side) * -(-cols // side), b, h, *key(dk, dv, dtype, q[4]))
