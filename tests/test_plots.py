@@ -19,7 +19,7 @@ def looks_drawn(file: Path) -> bool:
         return min(picture.size) > 300 and len(set(picture.convert("L").resize((64, 64)).get_flattened_data())) > 10
 
 
-def test_operators(tmp_path: Path) -> None:
+def test_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"attention": 1.8, "fla chunk": 0.4, "fla parallel": 0.9, "kernel 1D": 0.12, "kernel 2D": 0.4}
     rows = [
         {"tokens": n, "batch": b, "limit": 0.09, "forward": times, "backward": times}
@@ -27,6 +27,12 @@ def test_operators(tmp_path: Path) -> None:
     ]
     plots.operators(rows, ORIGIN, tmp_path / "ops.png")
     assert looks_drawn(tmp_path / "ops.png")
+    named: list[str] = []
+    monkeypatch.setattr(
+        plots, "_finish", lambda figure, *_: named.extend(x.get_text() for x in figure.axes[1].get_legend().texts)
+    )
+    plots.operators(rows, ORIGIN, tmp_path / "ops.png")
+    assert named == ["attention", "best of fla", "kernel 1D", "kernel 2D", "memory limit"]
 
 
 def rows_of_models(batch: int = 16, missing: str = "out of memory") -> list[dict[str, Any]]:

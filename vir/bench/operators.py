@@ -67,6 +67,13 @@ def without_linear_attention() -> str:
     return ""
 
 
+def linear_attention_version(asked: bool) -> dict[str, str]:
+    """For the origin of figures; empty where it is not measured."""
+    if not asked or without_linear_attention():
+        return {}
+    return {"fla": import_module("fla").__version__}
+
+
 def linear_attention(gamma: Tensor, tokens: int) -> dict[str, Contender]:
     """flash-linear-attention's kernels with our decays; none where it is not installed."""
     if without_linear_attention():

@@ -50,7 +50,8 @@ def operators(rows: Rows, origin: dict[str, Any], file: Path) -> None:
         panel.set_xlabel("tokens")
         panel.set_title(way)
     panels[0].set_ylabel("milliseconds")
-    panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    every_name = panels[0].get_legend_handles_labels()  # gradients have no limit
+    panels[1].legend(*every_name, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     _finish(figure, origin, file)
 
 

@@ -97,7 +97,7 @@ def bench_ops(
     title = "milliseconds; called is forward from Python, the others are the GPU alone"
     table = Table("", "tokens", "batch", "limit", *names, title=title)
     rows: list[dict[str, Any]] = []
-    origin = origin_of("cuda", "bf16")
+    origin = {**origin_of("cuda", "bf16"), **operators.linear_attention_version(fla)}
     with working() as status:
         for row in operators.compare(chosen, repeats, backward, fla):
             status.update(f"{row.tokens} tokens done")
