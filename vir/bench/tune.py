@@ -75,7 +75,8 @@ def candidates(group: Group) -> list[Any]:
     leaves them: float32 has room for the smaller ones alone."""
     narrow = group.dtype.itemsize == 2
     sizes = SIZES.get(group.table, SIZES["WALK"])
-    schedules = product((4, 8), (1, 2, 3) if narrow else (1, 2))
+    stages = (1, 2, 3, 4) if narrow and group.table == "LINES" else (1, 2, 3) if narrow else (1, 2)
+    schedules = product((4, 8), stages)
     kind: Any = Tile if group.table in TILES else Launch
     made = [kind(*size, *schedule) for schedule in schedules for size in (sizes[-2:] if narrow else sizes)]
     if group.table == "QUADRANT":
