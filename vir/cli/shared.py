@@ -13,7 +13,12 @@ console = Console(markup=False)  # names of files and folders may have brackets
 Sizes = Annotated[list[int] | None, typer.Option("--size", help="Pixels of a side; repeat for several.", min=1)]
 Batch = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
 Threads = Annotated[int, typer.Option(help="CPU threads to use.", min=1)]
-Repeats = Annotated[int, typer.Option(help="How often each call is timed; the median is shown.", min=1)]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        help="How often each call is timed (models: fast ones more, slow ones less); its median is shown.", min=1
+    ),
+]
 
 
 def _in_a_folder(file: Path | None) -> Path | None:
