@@ -15,9 +15,7 @@ Batch = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
 Threads = Annotated[int, typer.Option(help="CPU threads to use.", min=1)]
 Repeats = Annotated[
     int,
-    typer.Option(
-        help="How often each call is timed (models: fast ones more, slow ones less); its median is shown.", min=1
-    ),
+    typer.Option(help="How often each call is timed (fast models more, slow ones less); the median is shown.", min=1),
 ]
 
 
