@@ -1,5 +1,6 @@
 """Launch settings, so that no search runs at the first call. They were measured on an H200, nearly all of them by
-`python -m vir.bench.tune`: those with a limit of registers, or with four stages, by hand, among the candidates that it has now."""
+`python -m vir.bench.tune`: those with a limit of registers, or with four stages, by hand, among the candidates
+that it has now."""
 
 from dataclasses import dataclass
 from functools import cache
