@@ -179,7 +179,7 @@ def test_2d_corners_added_up_before_and_where_they_are_seen(
 
 
 @pytest.mark.parametrize(
-    "tile", [Tile(8, 4, 4, 4, 1), Tile(4, 8, 2, 4, 1), Tile(8, 8, 2, 4, 1), Tile(8, 2, 4, 4, 1)], ids=str
+    "tile", [Tile(8, 4, 4, 4, 1), Tile(4, 8, 2, 4, 1), Tile(8, 8, 2, 4, 1), Tile(16, 2, 8, 4, 1)], ids=str
 )
 def test_2d_tiles_of_several_blocks_of_keys(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "grid_tile", lambda *_: tile)
