@@ -122,6 +122,7 @@ def test_bench_of_a_gpu_says_that_there_is_none(command: str) -> None:
         ["models", "--model", "S", "--size", "64", "--batch", "2"],
         ["models", "--model", "S", "--size", "64", "--batch", "2", "--training"],
         ["models", "--model", "S", "--size", "64", "--batch", "2", "--compiled"],
+        ["models", "--model", "S", "--size", "64", "--batch", "2", "--graphs"],
         ["components", "--model", "S", "--size", "64", "--batch", "2"],
         ["hvir", "--model", "hvir_0", "--size", "64x96", "--batch", "2"],
     ],

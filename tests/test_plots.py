@@ -105,3 +105,14 @@ def test_drawn_again_from_files(tmp_path: Path) -> None:
     assert answer.exit_code == 2
     assert "half.json" in answer.output
     assert not (tmp_path / "y.png").exists()
+
+
+def test_panels_by_batch_then_by_how_a_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "_finish", lambda figure, *_: drawn.append(figure))
+    rows = [row | {"compiled": how} for batch in (128, 16) for how in plots.HOW for row in rows_of_models(batch)]
+    plots.models(rows, ORIGIN, Path("nowhere.png"))
+    titles = [panel.get_title() for panel in drawn[0].axes]
+    batches = [int(title.split("batch ")[1].split(",")[0]) for title in titles]
+    assert batches == [16] * 3 + [128] * 3
+    assert [title.split(", ", 2)[2] for title in titles] == list(plots.HOW.values()) * 2

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from vir.bench.gpu import peak_gpu_memory, time_on_gpu
 from vir.bench.measure import in_a_fresh_process, timing
+from vir.bench.plots import HOW
 from vir.heads.builders import build_backbone, build_detector, build_segmentor
 from vir.layers.blocks import ABLATIONS
 from vir.layers.patches import Grid
 from vir.layers.retention import MultiHeadRetention, scaled_linear, set_form
 
 Mode = Literal["inference", "autocast", "training"]
+Compiled = bool | Literal["graphs"]  # by torch.compile, and what it makes as CUDA graphs
 Under = Literal["classifier", "backbone", "detector", "segmentor"]
 PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often, fast ones more often
 MORE_OF_FAST = 20  # times as many calls as asked for, if they fit
@@ -47,7 +49,7 @@ class Row:
     size: Size
     batch: int
     mode: Mode
-    compiled: bool
+    compiled: Compiled
     images_per_second: float | None
     spread: float | None
     peak_bytes: int | None
@@ -151,7 +153,7 @@ def compare(
     size: Size,
     batches: list[int],
     mode: Mode,
-    compiled: bool,
+    compiled: Compiled,
     repeats: int,
     say: Callable[[str], None] = lambda step: None,
     keep: Callable[[Row], None] = lambda row: None,
@@ -169,7 +171,7 @@ def compare(
     for batch in sorted(batches):
         rows = []
         for name, make in makers.items():
-            say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}{', compiled' if compiled else ''}")
+            say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}, {HOW[compiled]}")
             row = Row(family, name, size, batch, mode, compiled, None, None, None, missing="too slow")
             if batch * seconds.get(name, 0.0) <= LONGEST:
                 row = in_a_fresh_process(_row_of, row, models, repeats) if compiled else _row(row, make, repeats)
@@ -215,11 +217,17 @@ def _made_on_gpu(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+def as_asked(model: nn.Module, compiled: Compiled) -> Any:
+    if not compiled:
+        return model
+    return torch.compile(model, mode="reduce-overhead" if compiled == "graphs" else None)
+
+
+def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Compiled) -> Callable[[], Any]:
     model = _made_on_gpu(make).to(torch.bfloat16).to(memory_format=torch.channels_last).eval()
     images = torch.randn(batch, 3, *size, device="cuda", dtype=torch.bfloat16)
     images = images.contiguous(memory_format=torch.channels_last)
-    run = torch.compile(model) if compiled else model
+    run = as_asked(model, compiled)
 
     @torch.inference_mode()
     def call() -> Tensor:
@@ -228,11 +236,11 @@ def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: b
     return call
 
 
-def autocast(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+def autocast(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Compiled) -> Callable[[], Any]:
     """Inference with weights in float32 and products in bf16: boxes need more precision than bf16 has."""
     model = _made_on_gpu(make).to(memory_format=torch.channels_last).eval()
     images = torch.rand(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
-    run = torch.compile(model) if compiled else model
+    run = as_asked(model, compiled)
 
     @torch.inference_mode()
     def call() -> Any:
@@ -242,13 +250,13 @@ def autocast(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bo
     return call
 
 
-def training(make: Callable[[], nn.Module], size: Size, batch: int, compiled: bool) -> Callable[[], Any]:
+def training(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Compiled) -> Callable[[], Any]:
     """A step of AdamW with bf16 autocast, as training runs."""
     model = _made_on_gpu(make).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     images = torch.randn(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,), device="cuda")
-    run = torch.compile(model) if compiled else model
+    run = as_asked(model, compiled)
 
     def call() -> None:
         with torch.autocast("cuda", torch.bfloat16):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
+HOW = {False: "eager", True: "compiled", "graphs": "compiled, as CUDA graphs"}  # a model runs
 COMPONENTS = "components"  # how families of a ViR's variants end
 # Okabe and Ito's colours: told apart by colour-blind readers and in grey.
 COLOURS = {
@@ -68,7 +69,8 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     """Images a second against the side of the image; a cross at the foot where a model ran out of memory."""
     plt = _pyplot()
     families = list(dict.fromkeys(row["family"] for row in rows))
-    cases = sorted({(row["batch"], row["mode"], row["compiled"]) for row in rows})
+    ways = {(row["batch"], row["mode"], row["compiled"]) for row in rows}
+    cases = sorted(ways, key=lambda case: (*case[:2], list(HOW).index(case[2])))
     shape = {"nrows": len(families), "ncols": len(cases), "figsize": (1 + 5 * len(cases), 4.5 * len(families))}
     figure, panels = plt.subplots(**shape, squeeze=False, sharey="row", layout="constrained")
     sides = sorted({row["size"][0] for row in rows})
@@ -81,7 +83,7 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
             panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
             panel.set_xticks(sides, [str(side) for side in sides])
             panel.minorticks_off()
-            panel.set_title(f"{family}: {mode}, batch {batch}{', compiled' if compiled else ''}")
+            panel.set_title(f"{family}: {mode}, batch {batch}, {HOW[compiled]}")
         line[0].set_ylabel("images/s (x: out of memory)")
         # A model may be missing in one of the panels.
         named = {label: mark for panel in line for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
@@ -142,7 +144,7 @@ def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
         ours = [COLOURS["kernel 2D"] if r["model"].startswith(("hvir", "base")) else COLOURS["attention"] for r in mine]
         panel.barh([r["model"] for r in mine], [r["images_per_second"] for r in mine], color=ours)
         panel.set_xlabel("images/s")
-        panel.set_title(f"{family}: {size[0]} x {size[1]} px, {'compiled' if compiled else 'eager'}")
+        panel.set_title(f"{family}: {size[0]} x {size[1]} px, {HOW[compiled]}")
     _finish(figure, origin, file)
 
 

@@ -12,6 +12,8 @@ from rich.table import Table
 from vir.cli.figures import origin_of, report, tell, working, write
 from vir.cli.shared import Batch, Batches, Json, Plot, Repeats, Sizes, Threads, console, fail, megabytes
 
+Graphs = Annotated[bool, typer.Option("--graphs", help="With torch.compile, as CUDA graphs: the host counts no more.")]
+
 bench = typer.Typer(help="Measure speed and memory against what you would use instead.", no_args_is_help=True)
 
 
@@ -129,6 +131,7 @@ def bench_models(
     forms: Annotated[bool, typer.Option(help="Also ViR in plain PyTorch, parallel and chunkwise.")] = True,
     training: Annotated[bool, typer.Option(help="Time a training step instead of inference.")] = False,
     compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    graphs: Graphs = False,
     repeats: Repeats = 11,
     out: Json = None,
     plot: Plot = None,
@@ -139,6 +142,7 @@ def bench_models(
     _need_gpu("bench models")
     table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
     mode: models.Mode = "training" if training else "inference"
+    how: models.Compiled = "graphs" if graphs else compiled
     rows: list[dict[str, Any]] = []
     origin = origin_of("cuda", "bf16")
     with working() as status:
@@ -148,7 +152,7 @@ def bench_models(
             for size in sizes or [224, 512, 1024, 2048, 4096]:
                 makers = partial(models.plain_models, kind, size, forms)
                 for some in models.compare(
-                    kind, makers, (size, size), batches or [16], mode, compiled, repeats, status.update
+                    kind, makers, (size, size), batches or [16], mode, how, repeats, status.update
                 ):
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
                     rows += [row.as_dict() for row in some]
@@ -211,6 +215,7 @@ def bench_hvir(
     size: Annotated[str, typer.Option(help="Rows x columns of the image in pixels.")] = "224x224",
     batch: Batch = 128,
     compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    graphs: Graphs = False,
     repeats: Repeats = 11,
     out: Json = None,
     plot: Plot = None,
@@ -234,6 +239,7 @@ def bench_hvir(
     if under != "classifier":
         makers = partial(models.dense_models, *chosen, under)
     mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
+    how: models.Compiled = "graphs" if graphs else compiled
     family = "HViR" if under == "classifier" else f"HViR, {under}"
     rows: list[dict[str, Any]] = []
     origin = origin_of("cuda", "bf16")
@@ -243,7 +249,7 @@ def bench_hvir(
         write(rows, origin, out)
 
     with working() as status:
-        (some,) = models.compare(family, makers, pixels, [batch], mode, compiled, repeats, status.update, keep)
+        (some,) = models.compare(family, makers, pixels, [batch], mode, how, repeats, status.update, keep)
     speeds = {row.model: row.images_per_second for row in some}
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))

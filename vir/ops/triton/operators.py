@@ -20,6 +20,15 @@ def traced(x: Tensor | None) -> bool:
     return type(x) is not Tensor or torch.compiler.is_compiling()
 
 
+def registered(name: str, function: Callable) -> Any:
+    """An operator for tracing. `torch.library.custom_op` makes one in a line, but looks at the results of each call for
+    tensors that went in, which takes a third of the host's time for it: compiled models call these in every layer."""
+    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    torch.library.impl(name, "default", function)
+    namespace, operator = name.split("::")
+    return getattr(getattr(torch.ops, namespace), operator).default
+
+
 def differentiable(now: Callable, saves: Callable, gradients: Callable) -> Callable:
     """An operator with its gradients, where nothing is traced."""
 
@@ -45,10 +54,10 @@ def sequence_now(
     return launch.walk(q, k, v, gamma, scale, state, final, dtype=q.dtype, out_dtype=out)
 
 
-sequence = torch.library.custom_op("vir::sequence", sequence_now, mutates_args=())
+sequence = registered("vir::sequence", sequence_now)
 
 
-@sequence.register_fake
+@torch.library.register_fake("vir::sequence")
 def _(q, k, v, gamma, scale, state, final, out):  # type: ignore[no-untyped-def]
     b, n, h, d = q.shape
     return q.new_empty(b, n, h, v.shape[3], dtype=out), gamma.new_empty((b, h, d, v.shape[3]) if final else 0)
@@ -95,7 +104,7 @@ def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple:
     return dq, dk, dv, None, None, None if state is None else first, None, None
 
 
-sequence.register_autograd(_sequence_gradients, setup_context=_sequence_saves)
+torch.library.register_autograd("vir::sequence", _sequence_gradients, setup_context=_sequence_saves)
 
 
 sequence_eager = differentiable(sequence_now, _sequence_saves, _sequence_gradients)
@@ -108,10 +117,10 @@ def grid_now(
     return launch.grid(q, k, v, gamma, scale, rows, cols, dtype=q.dtype, out_dtype=out)
 
 
-grid = torch.library.custom_op("vir::grid", grid_now, mutates_args=())
+grid = registered("vir::grid", grid_now)
 
 
-@grid.register_fake
+@torch.library.register_fake("vir::grid")
 def _(q, k, v, gamma, scale, rows, cols, out):  # type: ignore[no-untyped-def]
     return q.new_empty(*q.shape[:3], v.shape[3], dtype=out)
 
@@ -143,7 +152,7 @@ def _grid_gradients(ctx: Any, grad: Tensor) -> tuple:
     return *backward(grad, q, k, v, gamma, ctx.scale, ctx.rows, ctx.cols), None, None, None, None, None
 
 
-grid.register_autograd(_grid_gradients, setup_context=_grid_saves)
+torch.library.register_autograd("vir::grid", _grid_gradients, setup_context=_grid_saves)
 
 
 grid_eager = differentiable(grid_now, _grid_saves, _grid_gradients)
