@@ -4,6 +4,7 @@ Each call is the first of its process, with an empty cache of binaries; only Tri
 a machine's first kernel, was started before, and told apart. bf16.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -57,9 +58,11 @@ def first_call(batch: int, shape: tuple[int, ...], head_dim: int) -> tuple[float
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m vir.bench.first", description=__doc__.splitlines()[0])
+    parser.add_argument("head_dim", nargs="?", default=64, type=int, help="channels of a head (default: 64)")
+    head_dim = parser.parse_args().head_dim
     if not torch.cuda.is_available():
         sys.exit("python -m vir.bench.first measures a CUDA GPU and finds none here.")
-    head_dim = int(sys.argv[1]) if len(sys.argv) > 1 else 64
     print("| retention | tokens | batch | Triton's start, s | forward, s | backward, s |", "| --- " * 6 + "|", sep="\n")
     for batch, shape in SHAPES:
         told = " | ".join(f"{seconds:.2f}" for seconds in in_a_fresh_process(first_call, batch, shape, head_dim))
