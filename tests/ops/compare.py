@@ -19,7 +19,7 @@ KERNEL_TOLERANCE = {**TOLERANCE, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 PLAIN_1D, PLAIN_2D = (tuple(f for f in forms if f != "kernel") for forms in (ops.FORMS_1D, ops.FORMS_2D))
 HEAD_SIZES = [(16, 16), (40, 40), (49, 64), (64, 64)]  # of k and of v
 GAMMA = (0.5, 0.97, 0.998)  # one head that forgets at once, two of the models'
-MANY = 400  # tokens of a grid
+MANY = 400  # tokens of a grid: too many for loops
 
 Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 

@@ -22,7 +22,7 @@ def traced(x: Tensor | None) -> bool:
 
 def registered(name: str, function: Callable) -> Any:
     """An operator for tracing. `torch.library.custom_op` makes one in a line, but looks at the results of each call for
-    tensors that went in, which takes a third of the host's time for it: compiled models call these in every layer."""
+    tensors that went in, about a third of what it takes the host: compiled models call these in every layer."""
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, "default", function)
     namespace, operator = name.split("::")
