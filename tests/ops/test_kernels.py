@@ -94,6 +94,13 @@ def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -
     check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("segments", [2, 3, 13, 14], indirect=True)
+def test_1d_in_segments(segments: None) -> None:
+    """What up to twelve make is added up where a walk begins, of more before it."""
+    for dtype in ROUNDED:
+        check(run_1d, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
+
+
 @pytest.mark.parametrize("segments", [20], indirect=True)
 def test_1d_many_segments(segments: None) -> None:
     """They are joined 16 at a time."""
@@ -109,12 +116,13 @@ def test_1d_many_segments(segments: None) -> None:
 @pytest.mark.parametrize("segments", [2], indirect=True)
 def test_1d_tokens_that_have_faded_are_not_missed(segments: None) -> None:
     """Segments longer than a head remembers, after tokens a thousand times larger."""
-    q, k, v = torch.randn(3, 1, 700, 2, 16, dtype=torch.float64).unbind(0)
-    v[:, :100] *= 1e3
-    gamma = torch.tensor([0.7, 0.9], dtype=torch.float64)
+    q, k, v, _ = inputs(700, 16, 16, batch=1)
+    v = torch.cat((v[:, :100] * 1024, v[:, 100:]), dim=1)
+    gamma = torch.tensor([0.7, 0.9, 0.95], dtype=torch.float64)
     want = ops.retention_1d(q, k, v, gamma, form="parallel")
-    got = ops.retention_1d(*(x.to(DEVICE, torch.float32) for x in (q, k, v, gamma)), form="kernel")
-    close("after", got[:, 350:], want[:, 350:], 1e-5)
+    for dtype in ROUNDED:
+        got = ops.retention_1d(*(x.to(DEVICE, dtype) for x in (q, k, v)), gamma.to(DEVICE), form="kernel")
+        close("after", got[:, 350:], want[:, 350:], KERNEL_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("segments", [1, 3], indirect=True)

@@ -52,14 +52,17 @@ def operators(dtype: torch.dtype, head_dim: int) -> dict[str, Callable[[], Any]]
 
     gamma, to = ops.decay(HEADS), {"out_dtype": dtype}
     grad = torch.empty(ENOUGH, 197, HEADS, head_dim, dtype=dtype)
+    of_segments = torch.empty(1, 4096, HEADS, head_dim, dtype=dtype)
     state = torch.empty(1, HEADS, head_dim, head_dim)
     columns = torch.empty(1, HEADS, 64, head_dim, head_dim)
     x, weight = torch.empty(64, HEADS * head_dim, dtype=dtype), torch.empty(HEADS * head_dim)
     maps = torch.empty(2, 256, 7, 7, dtype=dtype).contiguous(memory_format=torch.channels_last)
     return {
         "1D": of(launch.walk, ENOUGH, 197, None, False, **to),
+        "1D, few segments": of(launch.walk, 1, 4096, None, False, **to),
         "1D, segments, states": of(launch.walk, 1, 16384, state, True, **to),
         "1D, gradients": of(partial(launch.walk_back, grad), ENOUGH, 197, None, False),
+        "1D, gradients, few segments": of(partial(launch.walk_back, of_segments), 1, 4096, None, False),
         "2D, 14 x 14": of(launch.grid, ENOUGH, 197, 14, 14, **to),
         "2D, 32 x 32": of(launch.grid, ENOUGH, 1024, 32, 32, **to),
         "2D, 64 x 64": of(launch.grid, 1, 4096, 64, 64, **to),

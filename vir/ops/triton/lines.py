@@ -21,7 +21,7 @@ from vir.ops.triton.pieces import (
     store_rows,
 )
 
-FADED = tl.constexpr(40)  # bits; a float32 sum holds 24
+FADED = tl.constexpr(16)  # bits below the last of a number that goes into a product
 
 
 @triton.jit
@@ -46,8 +46,9 @@ def line_states(
     token = tl.cast(row, tl.int64) * cols + line % cols
     k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + token * k_n
     v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + token * v_n
-    # Tokens so far from the end that they fade below 2^-FADED, beyond the last bit of the sum, are not read.
-    seen = (FADED.value / tl.maximum(-lg, 1e-6)).to(tl.int32) + CHUNK
+    # Tokens so far from the end that nothing of them is left are not read.
+    bits = FADED.value + (8 if tl.bfloat16 == OPERAND else 24)
+    seen = (bits / tl.maximum(-lg, 1e-6)).to(tl.int32) + CHUNK
     chunks = tl.cdiv(tl.minimum(count, seen), CHUNK)
     done = count - chunks * CHUNK  # the last chunk ends with the line, the first may begin before it
     k_ptr += tl.cast(done, tl.int64) * step * k_n

@@ -33,12 +33,25 @@ def onward(last, of_image, of_token, at_once, chunks, CHUNK: tl.constexpr, SERIE
 
 
 @triton.jit
+def added_up(
+    made_ptr, lg, segment, length, dk, dv, DK: tl.constexpr, DV: tl.constexpr, EARLIER: tl.constexpr
+):  # fmt: skip
+    """The state in which a segment begins: the sum of what so many earlier ones make, or as many as there are."""
+    state = tl.zeros([dk.shape[0], dv.shape[0]], tl.float32)
+    places = made_ptr + state_offsets(dk, dv, DV, 1)
+    for back in tl.static_range(1, EARLIER + 1):
+        ok = (dk < tl.where(back <= segment, DK, 0))[:, None] & (dv < DV)[None, :]
+        state += tl.load(places - back * DK * DV, mask=ok, other=0.0) * power(lg, (back - 1) * length)
+    return state
+
+
+@triton.jit
 def walk(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
     tokens, length, heads, batches, at_once, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
+    START: tl.constexpr, EARLIER: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
@@ -62,7 +75,9 @@ def walk(
     xi = power(lg, i + 1) * scale
     zeta, fade = power(lg, CHUNK - 1 - i), tl.exp2(lg * CHUNK)
     state = tl.zeros([BK, BV], tl.float32)
-    if START:
+    if EARLIER > 0:
+        state = added_up(start_ptr + states, lg, segment, length, dk, dv, DK, DV, EARLIER)
+    elif START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
     chunks, left = tl.cdiv(count, CHUNK), count
@@ -99,7 +114,8 @@ def walk_back(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, grad_b, grad_n, grad_h, dk_b, dk_n, dk_h, dv_b, dv_n, dv_h,
     tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    START: tl.constexpr, EARLIER: tl.constexpr, END: tl.constexpr,
+    ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of k and v, from the last token to the first; `grad` is that of the output.
 
@@ -125,7 +141,9 @@ def walk_back(
     mask = tl.where(steps >= 0, power(lg, steps), 0.0) * scale
     xi = power(lg, i)
     state = tl.zeros([BK, BV], tl.float32)
-    if START:
+    if EARLIER > 0:
+        state = added_up(start_ptr + states, lg, segment, length, dk, dv, DK, DV, EARLIER)
+    elif START:
         offsets = state_offsets(dk, dv, DV, 1)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
     for done in range(0, count, CHUNK):

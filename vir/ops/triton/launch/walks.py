@@ -25,6 +25,8 @@ from vir.ops.triton.launch.plans import (
 from vir.ops.triton.runner import Call, Step, run_in_turn
 from vir.ops.triton.settings import Launch
 
+FEW_SEGMENTS = 12  # before another: a walk adds up their states itself, without a launch in between
+
 
 def _walk_length(n: int, walks: int, set_: Launch, device: torch.device) -> int:
     """Tokens of a segment."""
@@ -36,14 +38,21 @@ class Starts(NamedTuple):
 
     shape: tuple[int, ...]
     made: Step
-    joined: Step
+    joined: Step | None  # before the walk, if it does not add them up
+
+    @property
+    def earlier(self) -> int:
+        """How many segments before another a walk adds up."""
+        return 0 if self.joined is not None else self.shape[2] - 1
 
     def into(
         self, states: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor | None, end: Tensor | None
-    ) -> tuple[Call, Call]:
+    ) -> tuple[Call, ...]:
         """The final state goes into `end`, if there is one."""
-        joined = states, states if state is None else state, states if end is None else end, gamma
-        return (self.made, (k, v, states, gamma)), (self.joined, joined)
+        made = self.made, (k, v, states, gamma)
+        if self.joined is None:
+            return (made,)
+        return made, (self.joined, (states, states if state is None else state, states if end is None else end, gamma))
 
 
 def _starts(
@@ -61,6 +70,8 @@ def _starts(
     segments = -(-n // length)
     shape = (b, h, segments, dk, dv)
     made = line_states_step(k, v, scale, 1, length, back, end, dtype)
+    if segments <= 1 + FEW_SEGMENTS and not start and not end:
+        return Starts(shape, made, None)
     constants = {"DK": dk, "DV": dv, **JOINED, "START": start, "END": end}
     grid = -(-dk * dv // JOINED["PART"]), b * h
     joined = runner.Step(lines.join_segments, grid, (*strides, segments, n, length, h), constants, JOIN)
@@ -131,7 +142,8 @@ def _walk_plan(
     step = prepared(
         sequence.walk, (-(-n // length), at_once * h),
         [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, b, at_once, scale),
-        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, END=end, SERIES=series,
+        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, EARLIER=starts.earlier if starts else 0,
+        END=end, SERIES=series,
     )  # fmt: skip
     return Walk(starts, step)
 
@@ -189,6 +201,7 @@ def _walk_back_plan(
         sequence.walk_back, (-(-n // length), b * h),
         [*strides_of(q, k, v, grad), *made], (n, length, h, scale),
         dk, dv, dtype, set_.schedule,
-        CHUNK=set_.chunk, START=state is not None or starts is not None, END=first and starts is None,
+        CHUNK=set_.chunk, START=state is not None or starts is not None, EARLIER=starts.earlier if starts else 0,
+        END=first and starts is None,
     )  # fmt: skip
     return Walk(starts, step)
