@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from bounds import poisoned_and_fenced
 from compare import relative_error
+from timm.layers import LayerNorm2d
 
 pytest.importorskip("triton")
 from vir.heads.box_heads import MapNorm
 from vir.layers import norm as layer
-from vir.layers.norm import HeadsNorm, InnerNorm, TokenNorm
+from vir.layers.norm import ChannelNorm, HeadsNorm, InnerNorm, TokenNorm
 from vir.ops import kernels
 from vir.ops.triton import group_norm
 
@@ -144,6 +145,26 @@ def test_what_autocast_would_round_is_rounded_at_once(
     assert out.dtype == (torch.bfloat16 if tokens == 4 and kind is not TokenNorm else torch.float32)
     assert relative_error(out, F.layer_norm(x.double(), (48,))) < 5e-3
     assert norm(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("kept", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_of_channels_equals_timms(kept: torch.memory_format, by_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: by_kernel)
+    served_from(1, monkeypatch)
+    ours, timms = ChannelNorm(20).to(DEVICE), LayerNorm2d(20).to(DEVICE).double()
+    ours.load_state_dict({"weight": torch.randn(20), "bias": torch.randn(20)})
+    timms.load_state_dict(ours.state_dict())
+    x = (3 + torch.randn(2, 20, 3, 5, device=DEVICE)).contiguous(memory_format=kept).requires_grad_()
+    doubled = x.detach().double().requires_grad_()
+    got, want = ours(x), timms(doubled)
+    assert got.stride() == want.stride()
+    assert relative_error(got, want) < 1e-6
+    grad = torch.randn(2, 20, 3, 5, device=DEVICE)
+    of_ours = torch.autograd.grad(got, [x, *ours.parameters()], grad)
+    of_timms = torch.autograd.grad(want, [doubled, *timms.parameters()], grad.double())
+    for dx, dwant in zip(of_ours, of_timms, strict=True):
+        assert relative_error(dx, dwant) < 1e-5
 
 
 @pytest.mark.parametrize("rounded", [False, True])

@@ -4,16 +4,16 @@ from typing import Any, Literal
 
 import timm
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 import vir.models  # noqa: F401  (registers the models in timm)
 from vir.heads.pyramid import PLAIN_STRIDE, SimplePyramid
+from vir.layers.norm import ChannelNorm
 
 STRIDES = (4, 8, 16, 32)
 
 OutputNorm = Literal["layer", "none"]
-OUTPUT_NORMS: dict[OutputNorm, Any] = {"layer": LayerNorm2d, "none": lambda channels: nn.Identity()}
+OUTPUT_NORMS: dict[OutputNorm, Any] = {"layer": ChannelNorm, "none": lambda channels: nn.Identity()}
 BatchNorm = Literal["trained", "frozen"]
 BATCH_NORMS: tuple[BatchNorm, ...] = ("trained", "frozen")
 

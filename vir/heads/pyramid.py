@@ -3,8 +3,9 @@
 "Exploring Plain Vision Transformer Backbones for Object Detection", Li, Mao, Girshick, He, 2022.
 """
 
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
+
+from vir.layers.norm import ChannelNorm
 
 PLAIN_STRIDE = 16
 
@@ -20,7 +21,7 @@ class SimplePyramid(nn.Module):
         super().__init__()
         self.channels = (dim // 4, dim // 2, dim, dim)
         four_times = nn.Sequential(
-            _twice_as_large(dim, dim // 2), LayerNorm2d(dim // 2), nn.GELU(), _twice_as_large(dim // 2, dim // 4)
+            _twice_as_large(dim, dim // 2), ChannelNorm(dim // 2), nn.GELU(), _twice_as_large(dim // 2, dim // 4)
         )
         self.levels = nn.ModuleList([four_times, _twice_as_large(dim, dim // 2), nn.Identity(), nn.MaxPool2d(2)])
 

@@ -1,11 +1,14 @@
-"""LayerNorm of tokens, by our kernel where it serves: with a few hundred channels PyTorch's takes a GPU several times
-as long as the reading of them."""
+"""LayerNorm of tokens and of maps, by our kernel where it serves: with a few hundred channels PyTorch's takes a GPU
+several times as long as the reading of them."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
+from vir.layers.patches import to_map, to_tokens
 from vir.ops import kernels
 
 MANY = 2**22  # numbers; with fewer, we think, the host counts, whom our kernel costs more than PyTorch's
@@ -37,6 +40,20 @@ class InnerNorm(TokenNorm):
         if self.has_many(x) and torch.is_autocast_enabled(x.device.type):
             return torch.get_autocast_dtype(x.device.type)
         return super().dtype_of(x)
+
+
+class ChannelNorm(InnerNorm):
+    """One of a map's channels before a convolution: a LayerNorm of its patches as tokens.
+
+    Written so, torch.compile takes them in one pass; with the axes of a map, as timm's LayerNorm2d has them, it took a
+    GPU nearly four times as long.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6, **dd: Any) -> None:
+        super().__init__(channels, eps=eps, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_map(super().forward(to_tokens(x)), (x.shape[2], x.shape[3]))
 
 
 class HeadsNorm(InnerNorm):

@@ -6,12 +6,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from timm.layers import ClassifierHead, DropPath, LayerNorm2d, calculate_drop_path_rates, get_device_dtype
+from timm.layers import ClassifierHead, DropPath, calculate_drop_path_rates, get_device_dtype
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from vir import ops
 from vir.layers.blocks import Ablation, RetentionBlock, check_ablation, depth_for
+from vir.layers.norm import ChannelNorm
 from vir.layers.patches import both_ways, fold_both_ways, to_map, to_tokens
 from vir.layers.retention import Retention, set_form
 from vir.models.contract import check_output_fmt, init_linear, take_indices
@@ -33,7 +34,7 @@ def _stem(inputs: int, hidden: int, outputs: int, **dd: Any) -> nn.Sequential:
 
 
 def _downsample(inputs: int, outputs: int, **dd: Any) -> nn.Sequential:
-    return nn.Sequential(LayerNorm2d(inputs, **dd), _conv3x3(inputs, outputs, 2, **dd))
+    return nn.Sequential(ChannelNorm(inputs, **dd), _conv3x3(inputs, outputs, 2, **dd))
 
 
 class ResBlock(nn.Module):
