@@ -208,7 +208,7 @@ def test_2d_tiles_one_after_another(
 ) -> None:
     """In one program, of one image and the next."""
     usual, used = settings.of_many_tiles, []
-    monkeypatch.setattr(settings, "ROUNDS", 0)
+    monkeypatch.setattr(settings, "MANY_GRIDS", 0)
     monkeypatch.setattr(settings, "MOST_TILES", 9)
 
     def some(*given: Any) -> Any:
@@ -231,7 +231,7 @@ def test_2d_heads_that_are_loaded_number_by_number_are_loaded_once(
 ) -> None:
     """The loop over tiles loads q with every block: of heads of 49 numbers that took five times as long."""
     started = []
-    monkeypatch.setattr(settings, "ROUNDS", 0)
+    monkeypatch.setattr(settings, "MANY_GRIDS", 0)
     monkeypatch.setattr(runner.Step, "run", lambda step, *_: started.append(step.kernel.fn.__name__))
     q, k, v = torch.empty(2, 9 * 10, 3, 2, d, device=DEVICE, dtype=torch.bfloat16).unbind(2)
     launch.grid(q, k, v, ops.decay(2, device=DEVICE), 1.0, 9, 10, dtype=q.dtype, out_dtype=q.dtype)

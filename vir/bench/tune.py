@@ -80,7 +80,7 @@ def candidates(group: Group) -> list[Any]:
     kind: Any = Tile if group.table in TILES else Launch
     made = [kind(*size, *schedule) for schedule in schedules for size in (sizes[-2:] if narrow else sizes)]
     if group.table == "QUADRANT":
-        at_once = ((2, None), (3, 168), (4, 128))
+        at_once = ((2, None), (2, 168), (3, 168), (4, 128))
         return [replace(one, registers=limit, programs=n) for one in made for n, limit in at_once]
     if group.table == "WALK":
         return made + [replace(one, programs=n) for one in made for n in (1, 2, 3)]

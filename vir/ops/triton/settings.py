@@ -15,7 +15,7 @@ MOST_SEGMENTS = 64  # of a sequence: joining them is work that grows with their 
 LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 MOST_TILES = 4  # of a grid that does without states at corners
-ROUNDS = 4  # tiles of a program, at least, where it has several
+MANY_GRIDS = 4  # for each multiprocessor: from there on a program has several tiles
 WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
 
 
@@ -95,7 +95,7 @@ WIDE = {
 }
 QUADRANT = {  # chunks are tiles of 8 x 8 patches
     (32, 2): Launch(64, 4, 2, registers=128, programs=4),
-    (64, 2): Launch(64, 4, 2, registers=128, programs=4),
+    (64, 2): Launch(64, 4, 3, registers=168, programs=2),
 }
 
 
@@ -180,11 +180,10 @@ def of_many_tiles(
     set_: Launch | None = sized("QUADRANT", block, operand_bytes, device) if like_hopper(device) else None
     if set_ is None or tiles > MOST_TILES:
         return None
-    at_once = (set_.programs or 1) * processors(device)
-    if images * heads * tiles < ROUNDS * at_once:
+    if images * heads < MANY_GRIDS * processors(device):
         return None
     # Tiles of one place take equally long: without a divisor in common each program comes to all places.
-    programs = max(1, at_once // heads)
+    programs = max(1, (set_.programs or 1) * processors(device) // heads)
     while gcd(programs, tiles) > 1:
         programs -= 1
     return set_, programs
