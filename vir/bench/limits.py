@@ -2,7 +2,7 @@
 
 Of an operator: each of its kernels with its time, registers, and how many of its programs fit on a multiprocessor. Of a
 model and of the same without its token mixing: the time as called, the time as a CUDA graph, which has no gaps between
-its kernels, and the time of our kernels alone, retention and the norm after it. All milliseconds, in bf16.
+its kernels, and the time of our kernels alone, retention and norms. All milliseconds, in bf16.
 """
 
 import sys
