@@ -42,6 +42,20 @@ def test_gradients_do_not_depend_on_the_form(family: str, retention: str) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_one_image_teaches_what_two_like_it_teach(family: str, kept: torch.memory_format, device: str) -> None:
+    """PyTorch's BatchNorm takes some strides of a single image for others."""
+    model = small(family).to(device).eval().to(memory_format=kept)
+    grads = []
+    for batch in (1, 2):
+        model.zero_grad()
+        x = image(96, 64, batch=1).expand(batch, -1, -1, -1).to(device).contiguous(memory_format=kept)
+        model(x).square().mean().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert (grads[0] - grads[1]).norm() < 1e-4 * grads[1].norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("retention", RETENTIONS)
 def test_any_image_size_one_after_the_other(family: str, retention: str, device: str) -> None:
     model = small(family, retention=retention).to(device).eval()

@@ -35,10 +35,14 @@ def fold_both_ways(tokens: Tensor) -> Tensor:
 
 
 def to_map(tokens: Tensor, grid: Grid) -> Tensor:
-    """Tokens `b n c` to a map `b c rows cols`."""
-    return tokens.transpose(1, 2).unflatten(2, grid)
+    """Tokens `b n c` to a map `b c rows cols`.
+
+    In this order of steps, here and back: in the other a single image has strides by which PyTorch 2.15's BatchNorm on
+    a CPU takes gradients of one layout for those of another.
+    """
+    return tokens.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def to_tokens(features: Tensor) -> Tensor:
     """A map `b c rows cols` to tokens `b n c`."""
-    return features.flatten(2).transpose(1, 2)
+    return features.permute(0, 2, 3, 1).flatten(1, 2)
