@@ -16,7 +16,7 @@ LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 MOST_TILES = 4  # of a grid that does without states at corners
 MANY_GRIDS = 4  # for each multiprocessor: from there on a program has several tiles
-WORTHWHILE = 750  # tokens of a walk that segments must save: they cost two more launches
+WORTHWHILE = 750  # tokens of a walk that segments must save: they cost a launch or two
 
 
 @dataclass(frozen=True)
