@@ -48,8 +48,14 @@ def test_the_fence_holds() -> None:
 
 @pytest.fixture
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut sequences into so many segments, however many walks there are."""
-    monkeypatch.setattr(settings, "segment_length", lambda tokens, *_: -(-tokens // request.param))
+    """Cut sequences into so many segments, of so many pieces, however many walks there are."""
+    count, pieces = request.param if isinstance(request.param, tuple) else (request.param, 1)
+
+    def cut(tokens: int, *_: int) -> tuple[int, int]:
+        piece = -(-tokens // (count * pieces))
+        return piece * pieces, piece
+
+    monkeypatch.setattr(settings, "segments", cut)
 
 
 def run_1d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
@@ -94,9 +100,9 @@ def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -
     check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
-@pytest.mark.parametrize("segments", [2, 3, 13, 14], indirect=True)
+@pytest.mark.parametrize("segments", [2, 3, 13, 14, (2, 2), (3, 3), (4, 4), (4, 5)], indirect=True, ids=str)
 def test_1d_in_segments(segments: None) -> None:
-    """What up to twelve make is added up where a walk begins, of more before it."""
+    """What up to twelve of them, or of their pieces, make is added up where a walk begins, of more before it."""
     for dtype in ROUNDED:
         check(run_1d, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 

@@ -34,14 +34,17 @@ def onward(last, of_image, of_token, at_once, chunks, CHUNK: tl.constexpr, SERIE
 
 @triton.jit
 def added_up(
-    made_ptr, lg, segment, length, dk, dv, DK: tl.constexpr, DV: tl.constexpr, EARLIER: tl.constexpr
+    made_ptr, lg, line, segment, length, dk, dv, DK: tl.constexpr, DV: tl.constexpr, EARLIER: tl.constexpr
 ):  # fmt: skip
-    """The state in which a segment begins: the sum of what so many earlier ones make, or as many as there are."""
+    """The state in which a segment begins: the sum of what the pieces of all segments before it make, of which the last
+    segment has so many."""
     state = tl.zeros([dk.shape[0], dv.shape[0]], tl.float32)
-    places = made_ptr + state_offsets(dk, dv, DV, 1)
+    pieces = EARLIER // (tl.num_programs(0) - 1)  # of a segment
+    before = segment * pieces
+    places = made_ptr + (tl.cast(line, tl.int64) * EARLIER + before) * DK * DV + state_offsets(dk, dv, DV, 1)
     for back in tl.static_range(1, EARLIER + 1):
-        ok = (dk < tl.where(back <= segment, DK, 0))[:, None] & (dv < DV)[None, :]
-        state += tl.load(places - back * DK * DV, mask=ok, other=0.0) * power(lg, (back - 1) * length)
+        ok = (dk < tl.where(back <= before, DK, 0))[:, None] & (dv < DV)[None, :]
+        state += tl.load(places - back * DK * DV, mask=ok, other=0.0) * power(lg, (back - 1) * (length // pieces))
     return state
 
 
@@ -76,7 +79,7 @@ def walk(
     zeta, fade = power(lg, CHUNK - 1 - i), tl.exp2(lg * CHUNK)
     state = tl.zeros([BK, BV], tl.float32)
     if EARLIER > 0:
-        state = added_up(start_ptr + states, lg, segment, length, dk, dv, DK, DV, EARLIER)
+        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER)
     elif START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
@@ -142,7 +145,7 @@ def walk_back(
     xi = power(lg, i)
     state = tl.zeros([BK, BV], tl.float32)
     if EARLIER > 0:
-        state = added_up(start_ptr + states, lg, segment, length, dk, dv, DK, DV, EARLIER)
+        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER)
     elif START:
         offsets = state_offsets(dk, dv, DV, 1)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)

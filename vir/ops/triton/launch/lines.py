@@ -28,19 +28,19 @@ def _lines(n: int, cols: int, length: int) -> int:
 def _line_states_plan(
     k: Look, v: Look, gamma: Look, scale: float, cols: int, length: int, back: bool, dtype: torch.dtype
 ) -> Step:
-    return line_states_step(k, v, scale, cols, length, back, True, dtype)
+    count = _lines(k[0][1], cols, length)
+    return line_states_step(k, v, scale, cols, length, back, count, count, dtype)
 
 
 def line_states_step(
-    k: Look, v: Look, scale: float, cols: int, length: int, back: bool, last: bool, dtype: torch.dtype
+    k: Look, v: Look, scale: float, cols: int, length: int, back: bool, made: int, room: int, dtype: torch.dtype
 ) -> Step:
-    """All lines, or all but the last."""
+    """The states of so many lines, where there is room for so many."""
     (b, n, h, dk), dv = k[0], v[0][3]
     set_ = settings.sized("LINES", *key(dk, dv, dtype, k[4]))
-    count = _lines(n, cols, length)
     return prepared(
-        lines.line_states, (count if last else count - 1, b * h), strides_of(k, v),
-        (n // cols, cols, length, count, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
+        lines.line_states, (made, b * h), strides_of(k, v),
+        (n // cols, cols, length, room, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
     )  # fmt: skip
 
 

@@ -25,16 +25,14 @@ from vir.ops.triton.launch.plans import (
 from vir.ops.triton.runner import Call, Step, run_in_turn
 from vir.ops.triton.settings import Launch
 
-FEW_SEGMENTS = 12  # before another: a walk adds up their states itself, without a launch in between
 
-
-def _walk_length(n: int, walks: int, set_: Launch, device: torch.device) -> int:
-    """Tokens of a segment."""
-    return settings.segment_length(n, walks, set_.chunk, settings.processors(device))
+def _cut(n: int, walks: int, set_: Launch, device: torch.device) -> tuple[int, int]:
+    """Tokens of a segment, and of a piece of it."""
+    return settings.segments(n, walks, set_.chunk, settings.processors(device))
 
 
 class Starts(NamedTuple):
-    """How the states at the starts of segments are made: `b h s k v`."""
+    """How the states at the starts of segments, or of all pieces before the last segment, are made: `b h s k v`."""
 
     shape: tuple[int, ...]
     made: Step
@@ -42,8 +40,8 @@ class Starts(NamedTuple):
 
     @property
     def earlier(self) -> int:
-        """How many segments before another a walk adds up."""
-        return 0 if self.joined is not None else self.shape[2] - 1
+        """How many pieces before the last segment a walk adds up."""
+        return 0 if self.joined is not None else self.shape[2]
 
     def into(
         self, states: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor | None, end: Tensor | None
@@ -60,6 +58,7 @@ def _starts(
     v: Look,
     scale: float,
     length: int,
+    piece: int,
     start: bool,
     end: bool,
     strides: Strides,
@@ -68,14 +67,15 @@ def _starts(
 ) -> Starts:
     (b, n, h, dk), dv = k[0], v[0][3]
     segments = -(-n // length)
-    shape = (b, h, segments, dk, dv)
-    made = line_states_step(k, v, scale, 1, length, back, end, dtype)
-    if segments <= 1 + FEW_SEGMENTS and not start and not end:
-        return Starts(shape, made, None)
+    earlier = (segments - 1) * (length // piece)
+    if earlier <= settings.MOST_ADDED and not start and not end:
+        made = line_states_step(k, v, scale, 1, piece, back, earlier, earlier, dtype)
+        return Starts((b, h, earlier, dk, dv), made, None)
+    made = line_states_step(k, v, scale, 1, length, back, segments if end else segments - 1, segments, dtype)
     constants = {"DK": dk, "DV": dv, **JOINED, "START": start, "END": end}
     grid = -(-dk * dv // JOINED["PART"]), b * h
     joined = runner.Step(lines.join_segments, grid, (*strides, segments, n, length, h), constants, JOIN)
-    return Starts(shape, made, joined)
+    return Starts((b, h, segments, dk, dv), made, joined)
 
 
 class Walk(NamedTuple):
@@ -129,12 +129,12 @@ def _walk_plan(
 ) -> Walk:
     (b, n, h, dk), dv = q[0], v[0][3]
     set_ = settings.sized("WALK", *key(dk, dv, dtype, q[4]))
-    length = _walk_length(n, b * h, set_, q[4])
+    length, piece = _cut(n, b * h, set_, q[4])
     # Without a state they mean nothing, and so are the same: the gradient of q then takes the binary of the output.
     strides = (1, dk) if transposed and state is not None else (dv, 1)
     starts = None
     if length < n:
-        starts = _starts(k, v, 1.0, length, state is not None, final, strides, False, dtype)
+        starts = _starts(k, v, 1.0, length, piece, state is not None, final, strides, False, dtype)
         strides = (dv, 1)
     start, end = state is not None or starts is not None, final and starts is None
     series = set_.programs is not None and not start and not end
@@ -192,10 +192,10 @@ def _walk_back_plan(
 ) -> Walk:
     (b, n, h, dk), dv = q[0], v[0][3]
     set_ = settings.sized("WALK_BACK", *key(dk, dv, dtype, q[4]))
-    length = _walk_length(n, b * h, set_, q[4])
+    length, piece = _cut(n, b * h, set_, q[4])
     starts = None
     if length < n:
-        starts = _starts(q, grad, scale, length, state is not None, first, (dv, 1), True, dtype)
+        starts = _starts(q, grad, scale, length, piece, state is not None, first, (dv, 1), True, dtype)
     made = contiguous(n, h, dk), contiguous(n, h, dv)
     step = prepared(
         sequence.walk_back, (-(-n // length), b * h),
