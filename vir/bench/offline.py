@@ -60,6 +60,7 @@ def operators(dtype: torch.dtype, head_dim: int) -> dict[str, Callable[[], Any]]
     return {
         "1D": of(launch.walk, ENOUGH, 197, None, False, **to),
         "1D, few segments": of(launch.walk, 1, 4096, None, False, **to),
+        "1D, few segments in pieces": of(launch.walk, 4, 16384, None, False, **to),
         "1D, segments, states": of(launch.walk, 1, 16384, state, True, **to),
         "1D, gradients": of(partial(launch.walk_back, grad), ENOUGH, 197, None, False),
         "1D, gradients, few segments": of(partial(launch.walk_back, of_segments), 1, 4096, None, False),

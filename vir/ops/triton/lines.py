@@ -28,29 +28,36 @@ FADED = tl.constexpr(16)  # bits below the last of a number that goes into a pro
 def line_states(
     k_ptr, v_ptr, state_ptr, gamma_ptr,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    rows, cols, length, lines, heads, scale,
+    rows, cols, length, lines, pieces, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
     BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """scale * sum over the line of gamma^(steps to its last token) k_j^T v_j; one step more on the way back."""
+    """scale * sum over the line of gamma^(steps to its last token) k_j^T v_j; one step more on the way back.
+
+    Of a line that is made in pieces, counted from its end, each has a program and gives its part of the sum.
+    """
     # From the last to the first: the walk that follows begins with what is still in the cache.
     line, bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
     i, dk, dv = tl.arange(0, CHUNK), tl.arange(0, BK), tl.arange(0, BV)
-    first_row = line // cols * length
+    piece, of = line % pieces, line // pieces
+    first_row = of // cols * length
     count = tl.minimum(length, rows - first_row)
     row, step = first_row, cols
     if BACK:
         row, step = rows - 1 - first_row, -cols
-    token = tl.cast(row, tl.int64) * cols + line % cols
+    token = tl.cast(row, tl.int64) * cols + of % cols
     k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + token * k_n
     v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + token * v_n
-    # Tokens so far from the end that nothing of them is left are not read.
+    # Tokens so far from the end that nothing of them is left are not read: pieces share the others.
     bits = FADED.value + (8 if tl.bfloat16 == OPERAND else 24)
     seen = (bits / tl.maximum(-lg, 1e-6)).to(tl.int32) + CHUNK
     chunks = tl.cdiv(tl.minimum(count, seen), CHUNK)
-    done = count - chunks * CHUNK  # the last chunk ends with the line, the first may begin before it
+    each = tl.cdiv(chunks, pieces)
+    chunks = tl.minimum(tl.maximum(chunks - piece * each, 0), each)
+    after = piece * each * CHUNK  # tokens between the piece and the end
+    done = count - after - chunks * CHUNK  # the last chunk ends with the line, the first may begin before it
     k_ptr += tl.cast(done, tl.int64) * step * k_n
     v_ptr += tl.cast(done, tl.int64) * step * v_n
     zeta, fade = power(lg, CHUNK - 1 - i + (1 if BACK else 0)) * scale, tl.exp2(lg * CHUNK)
@@ -59,11 +66,12 @@ def line_states(
         ok = i >= -done
         k = load_rows(k_ptr, tl.cast(i * step, tl.int64) * k_n, ok, dk, DK, OPERAND)
         v = load_rows(v_ptr, tl.cast(i * step, tl.int64) * v_n, ok, dv, DV, OPERAND)
-        state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        state = state * fade + product(tl.trans(k), scaled(v, zeta, OPERAND, PRECISION), PRECISION)
         done += CHUNK
         k_ptr += tl.cast(CHUNK * step, tl.int64) * k_n
         v_ptr += tl.cast(CHUNK * step, tl.int64) * v_n
     state_ptr += (tl.cast(bh, tl.int64) * lines + line) * DK * DV
+    state *= power(lg, after)
     tl.store(state_ptr + state_offsets(dk, dv, DV, 1), state, mask=state_mask(dk, dv, DK, DV))
 
 

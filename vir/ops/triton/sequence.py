@@ -34,17 +34,17 @@ def onward(last, of_image, of_token, at_once, chunks, CHUNK: tl.constexpr, SERIE
 
 @triton.jit
 def added_up(
-    made_ptr, lg, line, segment, length, dk, dv, DK: tl.constexpr, DV: tl.constexpr, EARLIER: tl.constexpr
+    made_ptr, lg, line, segment, length, dk, dv,
+    DK: tl.constexpr, DV: tl.constexpr, EARLIER: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The state in which a segment begins: the sum of what the pieces of all segments before it make, of which the last
-    segment has so many."""
+    """The state in which a segment begins: the sum of what those before it make, PIECES each; there are EARLIER before
+    the last segment."""
     state = tl.zeros([dk.shape[0], dv.shape[0]], tl.float32)
-    pieces = EARLIER // (tl.num_programs(0) - 1)  # of a segment
-    before = segment * pieces
+    before = segment * PIECES
     places = made_ptr + (tl.cast(line, tl.int64) * EARLIER + before) * DK * DV + state_offsets(dk, dv, DV, 1)
     for back in tl.static_range(1, EARLIER + 1):
         ok = (dk < tl.where(back <= before, DK, 0))[:, None] & (dv < DV)[None, :]
-        state += tl.load(places - back * DK * DV, mask=ok, other=0.0) * power(lg, (back - 1) * (length // pieces))
+        state += tl.load(places - back * DK * DV, mask=ok, other=0.0) * power(lg, (back - 1) // PIECES * length)
     return state
 
 
@@ -54,7 +54,7 @@ def walk(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
     tokens, length, heads, batches, at_once, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, EARLIER: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
+    START: tl.constexpr, EARLIER: tl.constexpr, PIECES: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
@@ -79,7 +79,7 @@ def walk(
     zeta, fade = power(lg, CHUNK - 1 - i), tl.exp2(lg * CHUNK)
     state = tl.zeros([BK, BV], tl.float32)
     if EARLIER > 0:
-        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER)
+        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER, PIECES)
     elif START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
@@ -97,7 +97,7 @@ def walk(
         if END:  # only the final state is read after a chunk that may be short
             size = tl.minimum(CHUNK, left)
             zeta, fade = power(lg, tl.maximum(size - 1 - i, 0)), power(lg, size)
-        state = state * fade + product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
+        state = state * fade + product(tl.trans(k), scaled(v, zeta, OPERAND, PRECISION), PRECISION)
         left -= CHUNK
         last = left <= 0
         if SERIES:  # on to an image of which nothing was seen
@@ -117,7 +117,7 @@ def walk_back(
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, grad_b, grad_n, grad_h, dk_b, dk_n, dk_h, dv_b, dv_n, dv_h,
     tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, EARLIER: tl.constexpr, END: tl.constexpr,
+    START: tl.constexpr, EARLIER: tl.constexpr, PIECES: tl.constexpr, END: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of k and v, from the last token to the first; `grad` is that of the output.
@@ -145,7 +145,7 @@ def walk_back(
     xi = power(lg, i)
     state = tl.zeros([BK, BV], tl.float32)
     if EARLIER > 0:
-        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER)
+        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER, PIECES)
     elif START:
         offsets = state_offsets(dk, dv, DV, 1)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)

@@ -16,7 +16,7 @@ LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 MOST_TILES = 4  # of a grid that does without states at corners
 MANY_GRIDS = 4  # for each multiprocessor: from there on a program has several tiles
-MOST_ADDED = 12  # states of pieces: a walk adds them up where it begins, without a launch in between
+MOST_ADDED = 12  # pieces of states: a walk adds them up where it begins, without a launch in between
 STATES_AT_ONCE = 3  # programs to a multiprocessor that make states
 WORTHWHILE = 750  # tokens of a walk that segments must save: they cost a launch or two
 
@@ -154,25 +154,24 @@ def processors(device: torch.device) -> int:
 
 
 def segments(tokens: int, walks: int, chunk: int, multiprocessors: int) -> tuple[int, int]:
-    """Tokens of a segment: the whole sequence if there are walks enough, else so many that the GPU is full; and of a
-    piece of it, which has its state made by a program of its own, while a walk can add up as many as that are.
+    """Tokens of a segment: the whole sequence if there are walks enough, else so many that the GPU is full. And in how
+    many pieces its state is made, each by a program, while a walk can add them up.
 
     Never more segments than run at once: the time of those left over would be that of all. Making the states of
     segments takes half as long as walking them.
     """
     if walks >= multiprocessors:
-        return tokens, tokens
+        return tokens, 1
     count = 2 * multiprocessors // walks
     if tokens < count * MANY_CHUNKS * chunk:
         count = multiprocessors // walks
     count = min(count, MOST_SEGMENTS, tokens // (LEAST_CHUNKS * chunk))
     if count < 2 or tokens * (1 - 1.5 / count) < WORTHWHILE:
-        return tokens, tokens
+        return tokens, 1
     made = count - 1  # no segment follows the last
     pieces = min(MOST_ADDED // made, STATES_AT_ONCE * multiprocessors // (made * walks))
     pieces = max(1, min(pieces, tokens // (count * MANY_CHUNKS * chunk)))
-    piece = -(-tokens // (count * pieces * chunk)) * chunk
-    return piece * pieces, piece
+    return -(-tokens // (count * chunk)) * chunk, pieces
 
 
 def images_at_once(images: int, heads: int, programs: int, device: torch.device) -> int:

@@ -29,18 +29,28 @@ def _line_states_plan(
     k: Look, v: Look, gamma: Look, scale: float, cols: int, length: int, back: bool, dtype: torch.dtype
 ) -> Step:
     count = _lines(k[0][1], cols, length)
-    return line_states_step(k, v, scale, cols, length, back, count, count, dtype)
+    return line_states_step(k, v, scale, cols, length, back, count, count, 1, dtype)
 
 
 def line_states_step(
-    k: Look, v: Look, scale: float, cols: int, length: int, back: bool, made: int, room: int, dtype: torch.dtype
+    k: Look,
+    v: Look,
+    scale: float,
+    cols: int,
+    length: int,
+    back: bool,
+    made: int,
+    room: int,
+    pieces: int,
+    dtype: torch.dtype,
 ) -> Step:
-    """The states of so many lines, where there is room for so many."""
+    """The states of so many lines, where there is room for so many, or of the pieces of each, side by side."""
     (b, n, h, dk), dv = k[0], v[0][3]
     set_ = settings.sized("LINES", *key(dk, dv, dtype, k[4]))
     return prepared(
-        lines.line_states, (made, b * h), strides_of(k, v),
-        (n // cols, cols, length, room, h, scale), dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, BACK=back,
+        lines.line_states, (made * pieces, b * h), strides_of(k, v),
+        (n // cols, cols, length, room * pieces, pieces, h, scale), dk, dv, dtype, set_.schedule,
+        CHUNK=set_.chunk, BACK=back,
     )  # fmt: skip
 
 

@@ -27,21 +27,17 @@ from vir.ops.triton.settings import Launch
 
 
 def _cut(n: int, walks: int, set_: Launch, device: torch.device) -> tuple[int, int]:
-    """Tokens of a segment, and of a piece of it."""
+    """Tokens of a segment, and how many programs make its state."""
     return settings.segments(n, walks, set_.chunk, settings.processors(device))
 
 
 class Starts(NamedTuple):
-    """How the states at the starts of segments, or of all pieces before the last segment, are made: `b h s k v`."""
+    """How the states at the starts of segments, or pieces of those at their ends, are made: `b h s k v`."""
 
     shape: tuple[int, ...]
     made: Step
     joined: Step | None  # before the walk, if it does not add them up
-
-    @property
-    def earlier(self) -> int:
-        """How many pieces before the last segment a walk adds up."""
-        return 0 if self.joined is not None else self.shape[2]
+    pieces: int
 
     def into(
         self, states: Tensor, k: Tensor, v: Tensor, gamma: Tensor, state: Tensor | None, end: Tensor | None
@@ -58,7 +54,7 @@ def _starts(
     v: Look,
     scale: float,
     length: int,
-    piece: int,
+    pieces: int,
     start: bool,
     end: bool,
     strides: Strides,
@@ -67,15 +63,22 @@ def _starts(
 ) -> Starts:
     (b, n, h, dk), dv = k[0], v[0][3]
     segments = -(-n // length)
-    earlier = (segments - 1) * (length // piece)
+    earlier = (segments - 1) * pieces
     if earlier <= settings.MOST_ADDED and not start and not end:
-        made = line_states_step(k, v, scale, 1, piece, back, earlier, earlier, dtype)
-        return Starts((b, h, earlier, dk, dv), made, None)
-    made = line_states_step(k, v, scale, 1, length, back, segments if end else segments - 1, segments, dtype)
+        made = line_states_step(k, v, scale, 1, length, back, segments - 1, segments - 1, pieces, dtype)
+        return Starts((b, h, earlier, dk, dv), made, None, pieces)
+    made = line_states_step(k, v, scale, 1, length, back, segments if end else segments - 1, segments, 1, dtype)
     constants = {"DK": dk, "DV": dv, **JOINED, "START": start, "END": end}
     grid = -(-dk * dv // JOINED["PART"]), b * h
     joined = runner.Step(lines.join_segments, grid, (*strides, segments, n, length, h), constants, JOIN)
-    return Starts((b, h, segments, dk, dv), made, joined)
+    return Starts((b, h, segments, dk, dv), made, joined, 1)
+
+
+def _added(starts: Starts | None) -> dict[str, int]:
+    """How many pieces of states the walk of the last segment adds up, and how many there are of each segment."""
+    if starts is None or starts.joined is not None:
+        return {"EARLIER": 0, "PIECES": 1}
+    return {"EARLIER": starts.shape[2], "PIECES": starts.pieces}
 
 
 class Walk(NamedTuple):
@@ -129,12 +132,12 @@ def _walk_plan(
 ) -> Walk:
     (b, n, h, dk), dv = q[0], v[0][3]
     set_ = settings.sized("WALK", *key(dk, dv, dtype, q[4]))
-    length, piece = _cut(n, b * h, set_, q[4])
+    length, pieces = _cut(n, b * h, set_, q[4])
     # Without a state they mean nothing, and so are the same: the gradient of q then takes the binary of the output.
     strides = (1, dk) if transposed and state is not None else (dv, 1)
     starts = None
     if length < n:
-        starts = _starts(k, v, 1.0, length, piece, state is not None, final, strides, False, dtype)
+        starts = _starts(k, v, 1.0, length, pieces, state is not None, final, strides, False, dtype)
         strides = (dv, 1)
     start, end = state is not None or starts is not None, final and starts is None
     series = set_.programs is not None and not start and not end
@@ -142,8 +145,7 @@ def _walk_plan(
     step = prepared(
         sequence.walk, (-(-n // length), at_once * h),
         [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, b, at_once, scale),
-        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, EARLIER=starts.earlier if starts else 0,
-        END=end, SERIES=series,
+        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, END=end, SERIES=series, **_added(starts),
     )  # fmt: skip
     return Walk(starts, step)
 
@@ -192,16 +194,15 @@ def _walk_back_plan(
 ) -> Walk:
     (b, n, h, dk), dv = q[0], v[0][3]
     set_ = settings.sized("WALK_BACK", *key(dk, dv, dtype, q[4]))
-    length, piece = _cut(n, b * h, set_, q[4])
+    length, pieces = _cut(n, b * h, set_, q[4])
     starts = None
     if length < n:
-        starts = _starts(q, grad, scale, length, piece, state is not None, first, (dv, 1), True, dtype)
+        starts = _starts(q, grad, scale, length, pieces, state is not None, first, (dv, 1), True, dtype)
     made = contiguous(n, h, dk), contiguous(n, h, dv)
     step = prepared(
         sequence.walk_back, (-(-n // length), b * h),
         [*strides_of(q, k, v, grad), *made], (n, length, h, scale),
         dk, dv, dtype, set_.schedule,
-        CHUNK=set_.chunk, START=state is not None or starts is not None, EARLIER=starts.earlier if starts else 0,
-        END=first and starts is None,
+        CHUNK=set_.chunk, START=state is not None or starts is not None, END=first and starts is None, **_added(starts),
     )  # fmt: skip
     return Walk(starts, step)
