@@ -122,7 +122,7 @@ def test_1d_many_segments(segments: None) -> None:
 
 
 def test_segments_fill_the_gpu() -> None:
-    """One of 132 multiprocessors: no segments; few; few, which are long, so that their states are made in pieces; many."""
+    """One with 132 multiprocessors: no segments, few, long ones whose states are made in pieces, many."""
     cut = {(tokens, walks): settings.segments(tokens, walks, 64, 132) for tokens, walks in CUT}
     assert cut == CUT
 
