@@ -113,15 +113,18 @@ def test_gradients_of_nothing_are_nothing() -> None:
     assert not dbias.any()
 
 
-def test_few_tokens_that_need_gradients_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tokens_are_pytorchs_but_those_that_it_would_convert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
     used, usual = [], kernels.layer_norm
     monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))
     norm, x = HeadsNorm(96).to(DEVICE), torch.randn(1, 4, 96, device=DEVICE)
-    norm(x)
-    assert not used
     with torch.no_grad():
         norm(x)
+    halved = norm.half()
+    halved(x)
+    assert not used
+    with torch.no_grad():
+        halved(x)
     assert used
 
 

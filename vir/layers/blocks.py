@@ -46,8 +46,10 @@ class SlicedMlp(Mlp):
         return torch.cat([self._scaled(part, scale) for part in x.tensor_split(parts, dim)], dim)
 
     def _scaled(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        hidden = self.norm(self.drop1(self.act(self.fc1(x))))
-        return self.drop2(scaled_linear(self.fc2, hidden, scale))  # type: ignore[arg-type]
+        hidden = self.act(self.fc1(x))
+        if not self.training:  # nothing is dropped then; small images wait for the host, whom every call costs time
+            return scaled_linear(self.fc2, hidden, scale)  # type: ignore[arg-type]
+        return self.drop2(scaled_linear(self.fc2, self.drop1(hidden), scale))  # type: ignore[arg-type]
 
 
 def plus(x: Tensor, part: Tensor, scale: Tensor | None) -> Tensor:
@@ -96,11 +98,12 @@ class RetentionBlock(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         scale1, scale2 = self._scales()
         # Gradients of a scale are less work with the weights; compilers fuse; autocast would copy what plus takes.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled():
+        alone = not self.training and not torch.is_grad_enabled()
+        if not alone or torch.compiler.is_compiling() or torch.is_autocast_enabled():
             x = x + self.drop_path1(self.retention(self.norm1(x), grid, scale1))
             return x + self.drop_path2(self.mlp(self.norm2(x), scale2))
-        x = plus(x, self.drop_path1(self.retention(self.norm1(x), grid)), scale1)
-        return plus(x, self.drop_path2(self.mlp(self.norm2(x))), scale2)
+        x = plus(x, self.retention(self.norm1(x), grid), scale1)
+        return plus(x, self.mlp(self.norm2(x)), scale2)
 
     def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """As forward in evaluation, of a band of whole rows: from the state above them to that below."""

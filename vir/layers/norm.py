@@ -60,10 +60,10 @@ class HeadsNorm(InnerNorm):
     """One that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
         if kernels.norm_serves(x) and (self.has_many(x) or not kernels.learns(x, self.weight)):
             return self.by_kernel(x)
-        if x.dtype == self.weight.dtype:
-            return nn.LayerNorm.forward(self, x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)

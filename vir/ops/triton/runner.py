@@ -29,6 +29,7 @@ class Step:
         self.schedule = schedule
         self.interpreted = not isinstance(kernel, triton.JITFunction)
         self.binary: Any = None
+        self.start: Any = None  # the binary with its grid
         self.values: tuple = ()
 
     def run(self, *tensors: Tensor) -> None:
@@ -39,9 +40,11 @@ class Step:
         elif self.interpreted:
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
         else:
-            if self.binary is None:
-                self.compile(*tensors)
-            self.binary[self.grid](*tensors, *self.values)
+            if self.start is None:
+                if self.binary is None:
+                    self.compile(*tensors)
+                self.start = self.binary[self.grid]
+            self.start(*tensors, *self.values)
 
     def compile(self, *tensors: Tensor) -> None:
         """Without running it."""
