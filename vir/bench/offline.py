@@ -28,7 +28,7 @@ from vir.ops.triton.runner import Call, Step
 MULTIPROCESSORS = 132
 HEADS = 12
 ENOUGH = 128  # images: no sequence of theirs is cut, and a program has several tiles
-POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
 ALIGNED = 16  # what Triton looks for in pointers, in bytes, and in numbers
 
 

@@ -2,8 +2,8 @@
 
 What a tile sees is the sum of its own patches, of those above it in the same tile column, of those left of it in the
 same tile row (all by weighted products with blocks of HEIGHT rows, as wide as a tile), and of everything above and left
-of both: one state at its corner. `tile_row_states` makes each tile row's part of all corners first; a tile adds up
-those of CORNERS rows, or takes one where `join_tile_rows` has added them. One row or column of tiles has none.
+of both: one state at its corner. `row_states` makes each tile row's part of all corners; a tile adds up those of
+CORNERS rows, or takes one where `join_rows` has added them. One row or column of tiles has none.
 
 BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
 The class token sees all patches from one row under the last; turned, it is seen by all of them.
@@ -29,36 +29,78 @@ from vir.ops.triton.pieces import (
 
 @triton.jit
 def grid(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
-    rows, cols, heads, scale,
+    rows, cols, heads, lines, ahead, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
-    ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, JOINED: tl.constexpr, CLASS: tl.constexpr,
+    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    bh = tl.program_id(1)
-    batch, head = tl.cast(bh // heads, tl.int64), bh % heads
-    q_ptr += first_of(batch, head, q_b, q_h, ALIGN)
-    k_ptr += first_of(batch, head, k_b, k_h, ALIGN)
-    v_ptr += first_of(batch, head, v_b, v_h, ALIGN)
-    out_ptr += first_of(batch, head, out_b, out_h, ALIGN)
+    """The programs of a line, which is a head of an image, in their order: one for each tile row whose states are seen,
+    one for each tile column whose states are joined, one for the class token, one for each tile, from the bottom up.
+
+    Joins come some lines after the states, and tiles after these, and wait until those of their line are done: a GPU
+    begins programs in their order, so that none waits for one that has not begun. States are bound by memory and tiles
+    by the cache: side by side they take less time than one after the other.
+    """
     tiles_x, tiles_y = tl.cdiv(cols, COLS), tl.cdiv(rows, ROWS)
-    corner_ptr += tl.cast(bh, tl.int64) * (tiles_x - 1) * (tiles_y - 1) * DK * DV
-    program = tl.program_id(0)
-    if CLASS:
-        program -= 1
-    if CLASS and program < 0:
-        class_token(
-            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
-            DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK,
-        )  # fmt: skip
-    else:  # the longest loops, at the bottom, begin first
-        tile(
-            q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
-            tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
-            DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, EVEN, CORNERS, CLASS, BACK, OPERAND, PRECISION,
-        )  # fmt: skip
+    made = tiles_y - 1 if CORNERS > 0 else 0
+    joins = tiles_x - 1 if JOINED else 0
+    of_line = made + joins + tiles_x * tiles_y + (1 if CLASS else 0)
+    line, program = tl.program_id(0) // of_line, tl.program_id(0) % of_line
+    if CORNERS > 0 and program < made:
+        if line < lines:
+            row_states(
+                k_ptr, v_ptr, corner_ptr, gamma_ptr, k_b, k_n, k_h, v_b, v_n, v_h,
+                rows, cols, tiles_x - 1, tiles_y - 1, heads, line, program,
+                DK, DV, BK, BV, ROWS, COLS, BACK, ALIGN, OPERAND, PRECISION,
+            )  # fmt: skip
+            done(made_ptr + line)
+    elif JOINED and program < made + joins:
+        line -= ahead
+        if (line >= 0) & (line < lines):
+            wait_for(made_ptr + line, made)
+            join_rows(
+                corner_ptr, gamma_ptr, tiles_x - 1, tiles_y - 1, heads, line, program - made, DK, DV, BK, BV, ROWS
+            )
+            done(made_ptr + line)
+    else:
+        line -= ahead * ((1 if JOINED else 0) + (1 if CORNERS > 0 else 0))
+        if line >= 0:
+            batch, head = tl.cast(line // heads, tl.int64), line % heads
+            q_ptr += first_of(batch, head, q_b, q_h, ALIGN)
+            k_ptr += first_of(batch, head, k_b, k_h, ALIGN)
+            v_ptr += first_of(batch, head, v_b, v_h, ALIGN)
+            out_ptr += first_of(batch, head, out_b, out_h, ALIGN)
+            corner_ptr += tl.cast(line, tl.int64) * (tiles_x - 1) * (tiles_y - 1) * DK * DV
+            program -= made + joins + (1 if CLASS else 0)
+            if CLASS and program < 0:
+                class_token(
+                    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr + line, made + joins, gamma_ptr, head,
+                    q_n, k_n, v_n, out_n, rows, cols, scale, DK, DV, BK, BV, ROWS, COLS, CORNERS, BACK,
+                )  # fmt: skip
+            else:  # the longest loops, at the bottom, begin first
+                tile(
+                    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr + line, made + joins, gamma_ptr, head,
+                    q_n, k_n, v_n, out_n, rows, cols, scale,
+                    tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
+                    DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, EVEN, CORNERS, CLASS, BACK, OPERAND, PRECISION,
+                )  # fmt: skip
+
+
+@triton.jit
+def done(made_ptr):
+    """One program of a line has stored its states."""
+    tl.debug_barrier()  # all of its threads have
+    tl.atomic_add(made_ptr, 1, sem="release")
+
+
+@triton.jit
+def wait_for(made_ptr, programs):
+    """Until so many programs of a line have stored their states."""
+    while tl.atomic_add(made_ptr, 0, sem="acquire") < programs:
+        pass
 
 
 @triton.jit
@@ -90,8 +132,8 @@ def known(x, y, rows, cols, EVEN: tl.constexpr):
 
 @triton.jit
 def tile(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
-    tile_y, tile_x, tiles_x,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, made, gamma_ptr, head,
+    q_n, k_n, v_n, out_n, rows, cols, scale, tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
@@ -138,6 +180,7 @@ def tile(
         scores = product(q, tl.trans(k), PRECISION) * weights
         out += product(operand(scores, OPERAND, PRECISION), v, PRECISION)
     if CORNERS > 0 and (tile_x > 0) & (tile_y > 0):
+        wait_for(made_ptr, made)
         state = corner(corner_ptr, lg, tile_x, tile_y, tiles_x, DK, DV, BK, BV, ROWS, CORNERS)
         seen_there = product(q, operand(state, OPERAND, PRECISION), PRECISION)
         out += seen_there * (power(lg, x + y + 2) * scale)[:, None]
@@ -153,7 +196,8 @@ def tile(
 
 @triton.jit
 def class_token(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, gamma_ptr, head, q_n, k_n, v_n, out_n, rows, cols, scale,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, made, gamma_ptr, head,
+    q_n, k_n, v_n, out_n, rows, cols, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     CORNERS: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
@@ -178,6 +222,7 @@ def class_token(
             scores = tl.sum(keys * q[None, :], 1) * power(lg, tl.maximum(cols - 1 - x + rows - y, 0))
             out += tl.sum(scores[:, None] * values, 0)
         if CORNERS > 0:
+            wait_for(made_ptr, made)
             state = corner(corner_ptr, lg, last_x, last_y, last_x + 1, DK, DV, BK, BV, ROWS, CORNERS)
             steps = cols - last_x * COLS + rows - last_y * ROWS + 1
             out += tl.sum(q[:, None] * state.to(tl.float32), 0) * power(lg, steps)
@@ -185,15 +230,14 @@ def class_token(
 
 
 @triton.jit
-def tile_row_states(
+def row_states(
     k_ptr, v_ptr, corner_ptr, gamma_ptr,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    rows, cols, corners_x, heads,
+    rows, cols, corners_x, corners_y, heads, bh, tile_y,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state at the last patch of each tile, of its own tile row. No corner needs the last tiles: all are full."""
-    tile_y, bh = tl.program_id(0), tl.program_id(1)
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
@@ -207,7 +251,7 @@ def tile_row_states(
     here = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
     k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + here * k_n
     v_ptr += first_of(batch, head, v_b, v_h, ALIGN) + here * v_n
-    corner_ptr += (tl.cast(bh, tl.int64) * tl.num_programs(0) + tile_y) * corners_x * DK * DV
+    corner_ptr += (tl.cast(bh, tl.int64) * corners_y + tile_y) * corners_x * DK * DV
     zeta = power(lg, COLS + ROWS - 2 - x - y)
     state = tl.zeros([BK, BV], tl.float32)
     for _ in range(0, corners_x):
@@ -226,14 +270,19 @@ def tile_row_states(
 
 
 @triton.jit
-def join_tile_rows(corner_ptr, gamma_ptr, corners_y, width, heads, ROWS: tl.constexpr, PART: tl.constexpr):
-    """In place, from the states of tile rows to those of all that is left of and above a tile's last patch."""
-    part, bh = tl.program_id(0), tl.program_id(1)
-    fade = tl.exp2(log2_decay(gamma_ptr, bh % heads) * ROWS)
-    e = part * PART + tl.arange(0, PART)
-    places = corner_ptr + tl.cast(bh, tl.int64) * corners_y * width + e
-    state = tl.zeros([PART], tl.float32)
-    for _ in tl.range(0, corners_y, num_stages=4):
-        state = state * fade + tl.load(places, mask=e < width, other=0.0).to(tl.float32)
-        tl.store(places, state.to(corner_ptr.dtype.element_ty), mask=e < width)
-        places += width
+def join_rows(
+    corner_ptr, gamma_ptr, corners_x, corners_y, heads, line, tile_x,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """In place, in a tile column: from the states of tile rows to those of all that is left of and above a tile's last
+    patch."""
+    fade = tl.exp2(log2_decay(gamma_ptr, line % heads) * ROWS)
+    dk, dv = tl.arange(0, BK), tl.arange(0, BV)
+    ok = state_mask(dk, dv, DK, DV)
+    places = corner_ptr + (tl.cast(line, tl.int64) * corners_y * corners_x + tile_x) * DK * DV
+    places += state_offsets(dk, dv, DV, 1)
+    state = tl.zeros([BK, BV], tl.float32)
+    for _ in range(0, corners_y):
+        state = state * fade + tl.load(places, mask=ok, other=0.0).to(tl.float32)
+        tl.store(places, state.to(corner_ptr.dtype.element_ty), mask=ok)
+        places += corners_x * DK * DV

@@ -24,18 +24,14 @@ from vir.ops.triton.launch.plans import (
     whole,
     wide_loads,
 )
-from vir.ops.triton.runner import Call, Step, run_in_turn
+from vir.ops.triton.runner import Step
 from vir.ops.triton.settings import Tile
 
-FEW_ROWS = 3  # of tiles: their states are added where they are seen, without a launch in between
+FEW_ROWS = 3  # of tiles: their states are added where they are seen, not joined before
 
 
 class Grid(NamedTuple):
-    """What makes the corners of a grid, if it has any, and what sees them."""
-
-    states: tuple[int, ...] | None
-    rows: Step | None
-    join: Step | None
+    states: tuple[int, ...] | None  # at corners, if there are any
     tiles: Step
 
 
@@ -59,14 +55,12 @@ def grid(
         look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
     )  # fmt: skip
     out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=out_dtype)
-    states, before = out, list[Call]()
-    if plan.states is not None and plan.rows is not None:
+    states = made = out
+    if plan.states is not None:
         rounded = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = torch.empty(plan.states, device=q.device, dtype=rounded)
-        before = [(plan.rows, (k, v, states, gamma))]
-        if plan.join is not None:
-            before.append((plan.join, (states, gamma)))
-    run_in_turn(*before, (plan.tiles, (q, k, v, out, states, gamma)))
+        made = torch.zeros(plan.states[:2], device=q.device, dtype=torch.int32)
+    plan.tiles.run(q, k, v, out, states, made, gamma)
     return out
 
 
@@ -86,33 +80,23 @@ def _grid_plan(
 ) -> Grid:
     (b, n, h, dk), dv = q[0], v[0][3]
     if tile is None and (step := _quadrant_plan(q, k, v, scale, rows, cols, back, dtype)) is not None:
-        return Grid(None, None, None, step)
+        return Grid(None, step)
     tile = tile or settings.grid_tile(cols, *key(dk, dv, dtype, q[4]))
     tiles_x, tiles_y = -(-cols // tile.cols), -(-rows // tile.rows)
     above = tiles_y - 1
-    joined = above > FEW_ROWS
-    corners = 0 if tiles_x == 1 else 1 if joined else above
-    class_token = n > rows * cols
-    shared = {"ROWS": tile.rows, "COLS": tile.cols, "BACK": back}
-    strides = [*strides_of(q, k, v), contiguous(n, h, dv)]
-    tiles = prepared(
-        grid_kernels.grid, (tiles_x * tiles_y + class_token, b * h), strides, (rows, cols, h, scale),
-        dk, dv, dtype, tile.schedule,
-        **shared, HEIGHT=tile.height, WIDE=tiles_x > 1, CORNERS=corners, CLASS=class_token,
-        EVEN=rows % tile.rows == cols % tile.cols == 0,
+    corners, class_token = tiles_x > 1 and above > 0, n > rows * cols
+    joined = corners and above > FEW_ROWS
+    programs = tiles_x * tiles_y + class_token + corners * above + joined * (tiles_x - 1)
+    ahead = -(-settings.AHEAD * (1 + joined) // programs)
+    lines = b * h + ahead * (corners + joined)
+    step = prepared(
+        grid_kernels.grid, (programs * lines, 1), [*strides_of(q, k, v), contiguous(n, h, dv)],
+        (rows, cols, h, b * h, ahead, scale), dk, dv, dtype, tile.schedule,
+        ROWS=tile.rows, COLS=tile.cols, HEIGHT=tile.height, WIDE=tiles_x > 1,
+        EVEN=rows % tile.rows == cols % tile.cols == 0, CORNERS=1 if joined else corners * above, JOINED=joined,
+        CLASS=class_token, BACK=back,
     )  # fmt: skip
-    if corners == 0:
-        return Grid(None, None, None, tiles)
-    by_row = prepared(
-        grid_kernels.tile_row_states, (above, b * h), strides[1:3], (rows, cols, tiles_x - 1, h),
-        dk, dv, dtype, (4, tile.stages, None), **shared,
-    )  # fmt: skip
-    join = None
-    if joined:
-        width, part = (tiles_x - 1) * dk * dv, 1024
-        blocks, constants = (-(-width // part), b * h), {"ROWS": tile.rows, "PART": part}
-        join = runner.Step(grid_kernels.join_tile_rows, blocks, (above, width, h), constants, JOIN)
-    return Grid((b, h, above, tiles_x - 1, dk, dv), by_row, join, tiles)
+    return Grid((b, h, above, tiles_x - 1, dk, dv) if corners else None, step)
 
 
 def _quadrant_plan(
