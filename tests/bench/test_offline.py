@@ -16,7 +16,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "capability", "spilled"),
-    [("bfloat16", 64, 90, 96), ("bfloat16", 40, 80, 96), ("float32", 64, 80, 1000)],
+    [("bfloat16", 64, 90, 96), ("bfloat16", 40, 80, 96), ("bfloat16", 128, 80, 400), ("float32", 64, 80, 1000)],
 )
 def test_kernels_are_compiled_and_fit(dtype: str, head_dim: int, capability: int, spilled: int) -> None:
     """Registers that do not suffice are spilled to memory: by some bytes, not by thousands."""
