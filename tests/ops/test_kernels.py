@@ -200,12 +200,15 @@ def test_2d_does_not_depend_on_the_tile(tile: Tile, monkeypatch: pytest.MonkeyPa
     check(run, case_2d((7, 5), True, 16, 16), torch.float32, DEVICE, kernel=True)
 
 
+@pytest.mark.parametrize("ahead", [1, 256])
 @pytest.mark.parametrize("few", [0, 1, 9])
 @pytest.mark.parametrize(("grid", "tile"), [((9, 10), Tile(4, 4, 4, 4, 1)), pytest.param((30, 50), None, marks=MORE)])
 def test_2d_corners_added_up_before_and_where_they_are_seen(
-    few: int, grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
+    few: int, ahead: int, grid: tuple[int, int], tile: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their states are made one head ahead, or those of all heads first."""
     monkeypatch.setattr(tiles, "FEW_ROWS", few)
+    monkeypatch.setattr(settings, "AHEAD", ahead)
     if tile is not None:
         monkeypatch.setattr(settings, "grid_tile", lambda *_: tile)
 
