@@ -27,13 +27,6 @@ HEAD_SIZES = [(16, 16), (40, 40), (49, 64)]
 GRIDS = [(1, 1), (1, 9), (9, 1), (7, 5), (6, 19)]  # the last is wider than a tile
 MORE = pytest.mark.gpu  # sizes for which the interpreter is too slow
 LARGER_GRIDS = [pytest.param(grid, marks=MORE) for grid in ((14, 14), (3, 37), (37, 29), (40, 16))]
-CUT = {  # tokens of a segment and pieces of its state, by tokens and walks
-    (1024, 768): (1024, 1),
-    (4096, 12): (384, 1),
-    (16384, 48): (3328, 2),
-    (16384, 96): (8192, 4),
-    (65536, 12): (3008, 1),
-}
 LARGER_HEADS = [
     pytest.param(d, e, marks=MORE) for d, e in ((32, 32), (48, 48), (64, 64), (80, 80), (128, 128), (64, 128))
 ]
@@ -51,13 +44,6 @@ def test_the_fence_holds() -> None:
     short = k[:, :4].clone()  # one token less than the kernel is told of
     with pytest.raises(InterpreterError, match="outside the tensors"):
         launch.line_states(k, short, torch.ones(1), 1.0, 1, 5, back=False, dtype=k.dtype)
-
-
-@pytest.fixture
-def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut sequences into so many segments, with states in so many pieces, however many walks there are."""
-    count, pieces = request.param if isinstance(request.param, tuple) else (request.param, 1)
-    monkeypatch.setattr(settings, "segments", lambda tokens, *_: (-(-tokens // count), pieces))
 
 
 def run_1d(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
@@ -94,79 +80,6 @@ def test_1d_images_one_after_another(n: int, at_once: int, monkeypatch: pytest.M
         close("out", out[image], want[image], KERNEL_TOLERANCE[torch.bfloat16])
         close("dq", got[image], dq[image], KERNEL_TOLERANCE[torch.bfloat16])
     assert out[1, -1].isnan().all()
-
-
-@pytest.mark.parametrize("segments", [1, 3], indirect=True)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_1d_in_segments_with_a_final_state(segments: None, dtype: torch.dtype) -> None:
-    check(run_1d_with_state, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
-
-
-@pytest.mark.parametrize("segments", [2, 3, 13, 14], indirect=True)
-def test_1d_in_segments(segments: None) -> None:
-    """What up to twelve make is added up where a walk begins, of more before it."""
-    for dtype in ROUNDED:
-        check(run_1d, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
-
-
-@pytest.mark.parametrize("segments", [20], indirect=True)
-def test_1d_many_segments(segments: None) -> None:
-    """They are joined 16 at a time."""
-    q, k, v, gamma = inputs(39, 16, 16, batch=1)
-    first = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    want, last = ops.retention_1d_stream(q, k, v, gamma, first)
-    there = [x.to(DEVICE, torch.float32) for x in (q, k, v)]
-    out, state = kernels.sequence(*there, gamma.to(DEVICE), 16**-0.5, torch.float32, first.float().to(DEVICE), True)
-    close("out", out, want, 1e-5)
-    close("state", state, last, 1e-5)
-
-
-def test_segments_fill_the_gpu() -> None:
-    """One with 132 multiprocessors: no segments, few, long ones whose states are made in pieces, many."""
-    cut = {(tokens, walks): settings.segments(tokens, walks, 64, 132) for tokens, walks in CUT}
-    assert cut == CUT
-
-
-@pytest.mark.parametrize("segments", [(2, 2), (2, 3), (3, 5), (3, 7)], indirect=True, ids=str)
-def test_1d_states_in_pieces(segments: None) -> None:
-    """Of segments with several chunks: with as many pieces or fewer, with more, and with more than a walk adds up."""
-    *qkv, gamma = inputs(500, 16, 16, batch=1)
-    qkv = [x.requires_grad_() for x in qkv]
-    grad = torch.randn(qkv[2].shape, dtype=torch.float64)
-    want = ops.retention_1d(*qkv, gamma, form="parallel")
-    grads = torch.autograd.grad(want, qkv, grad)
-    for dtype in ROUNDED:
-        here = [x.detach().to(DEVICE, dtype).requires_grad_() for x in qkv]
-        out = ops.retention_1d(*here, gamma.to(DEVICE), form="kernel")
-        close("out", out, want, KERNEL_TOLERANCE[dtype])
-        for name, got, wanted in zip("qkv", torch.autograd.grad(out, here, grad.to(DEVICE, dtype)), grads, strict=True):
-            close(f"d{name}", got, wanted, KERNEL_TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("segments", [2, (2, 2), (2, 3)], indirect=True, ids=str)
-def test_1d_tokens_that_have_faded_are_not_missed(segments: None) -> None:
-    """Segments longer than a head remembers, after tokens a thousand times larger."""
-    q, k, v, _ = inputs(700, 16, 16, batch=1)
-    v = torch.cat((v[:, :100] * 1024, v[:, 100:]), dim=1)
-    gamma = torch.tensor([0.7, 0.9, 0.95], dtype=torch.float64)
-    want = ops.retention_1d(q, k, v, gamma, form="parallel")
-    for dtype in ROUNDED:
-        got = ops.retention_1d(*(x.to(DEVICE, dtype) for x in (q, k, v)), gamma.to(DEVICE), form="kernel")
-        close("after", got[:, 350:], want[:, 350:], KERNEL_TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("segments", [1, 3], indirect=True)
-@pytest.mark.parametrize("sizes", [[99, 1], [1, 99], [33, 67]], ids=str)
-def test_1d_stream_passes_states_and_their_gradients(segments: None, sizes: list[int]) -> None:
-    def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor | None]:
-        outs, state = [], None
-        for piece in zip(*(x.split(sizes, dim=1) for x in (q, k, v)), strict=True):
-            out, state = kernels.sequence(*piece, gamma, q.shape[3] ** -0.5, q.dtype, state, final=True)
-            outs.append(out)
-        return torch.cat(outs, dim=1), state
-
-    for dtype in ROUNDED:
-        check(run, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
