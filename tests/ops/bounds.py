@@ -38,13 +38,13 @@ def fenced() -> Iterator[None]:
             inside |= (places >= first) & (places + size <= end)
         assert inside.all(), f"{(~inside).sum()} of {inside.size} accesses are outside the tensors"
 
-    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         check(pointers, mask)
-        return load(self, pointers, mask, *rest)
+        return load(self, pointers, mask, *rest, **named)
 
-    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         check(pointers, mask)
-        return store(self, pointers, value, mask, *rest)
+        return store(self, pointers, value, mask, *rest, **named)
 
     with (
         patch.object(GridExecutor, "_init_args_hst", note_tensors),

@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vir import ops
 from vir.ops.triton import group_norm, launch, norm, plus, settings
@@ -95,6 +96,9 @@ def compiled(step: Step, tensors: tuple[Tensor, ...], capability: int) -> Any:
     """What Triton would make of a launch on such a GPU: numbers that are 1 become constants, multiples are told."""
     signature, constants, multiples = {}, dict(step.constants), {}
     for i, (name, given) in enumerate(zip(step.kernel.arg_names, (*tensors, *step.numbers), strict=False)):
+        if isinstance(given, TensorDescriptor):
+            signature[name] = f"tensordesc<{POINTERS[given.base.dtype][1:]}{given.block_shape}>"
+            continue
         if isinstance(given, Tensor):
             signature[name] = POINTERS[given.dtype]
         elif isinstance(given, float):

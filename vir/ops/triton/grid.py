@@ -7,6 +7,11 @@ CORNERS rows, or takes one where `join_rows` has added them. One row or column o
 
 BACK turns the grid by half a turn: each patch then sees what is right of and below it, as the gradients of k and v do.
 The class token sees all patches from one row under the last; turned, it is seen by all of them.
+
+BOXES are loads by the hardware's own copies, a block of patches at once: they leave zeros where the grid ends, and need
+no addresses of programs. A box is as wide as a block of channels, so that it may end in the next head: q is made zero
+there, which takes that out of k, and no such channel of v is stored. q, k and v are described each by itself, or all at
+once if they lie side by side.
 """
 
 import triton
@@ -29,13 +34,13 @@ from vir.ops.triton.pieces import (
 
 @triton.jit
 def grid(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, gamma_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, gamma_ptr, q_box, k_box, v_box,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
     rows, cols, heads, lines, ahead, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, JOINED: tl.constexpr, CLASS: tl.constexpr,
-    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BACK: tl.constexpr, BOXES: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The programs of a line, which is a head of an image, in their order: one for each tile row whose states are seen,
     one for each tile column whose states are joined, one for the class token, one for each tile, from the bottom up.
@@ -48,13 +53,16 @@ def grid(
     made = tiles_y - 1 if CORNERS > 0 else 0
     joins = tiles_x - 1 if JOINED else 0
     of_line = made + joins + tiles_x * tiles_y + (1 if CLASS else 0)
+    apart = 0  # channels, in a box, from q's to k's and from k's to v's
+    if BOXES == 1:
+        k_box, v_box, apart = q_box, q_box, heads * DK
     line, program = tl.program_id(0) // of_line, tl.program_id(0) % of_line
     if CORNERS > 0 and program < made:
         if line < lines:
             row_states(
-                k_ptr, v_ptr, corner_ptr, gamma_ptr, k_b, k_n, k_h, v_b, v_n, v_h,
-                rows, cols, tiles_x - 1, tiles_y - 1, heads, line, program,
-                DK, DV, BK, BV, ROWS, COLS, BACK, ALIGN, OPERAND, PRECISION,
+                k_ptr, v_ptr, corner_ptr, gamma_ptr, k_box, v_box, k_b, k_n, k_h, v_b, v_n, v_h,
+                apart, rows, cols, tiles_x - 1, tiles_y - 1, heads, line, program,
+                DK, DV, BK, BV, ROWS, COLS, BACK, BOXES, ALIGN, OPERAND, PRECISION,
             )  # fmt: skip
             done(made_ptr + line)
     elif JOINED and program < made + joins:
@@ -82,10 +90,10 @@ def grid(
                 )  # fmt: skip
             else:  # the longest loops, at the bottom, begin first
                 tile(
-                    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr + line, made + joins, gamma_ptr, head,
-                    q_n, k_n, v_n, out_n, rows, cols, scale,
+                    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr + line, made + joins, gamma_ptr,
+                    q_box, k_box, v_box, apart, line // heads, head, q_n, k_n, v_n, out_n, rows, cols, scale,
                     tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
-                    DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, EVEN, CORNERS, CLASS, BACK, OPERAND, PRECISION,
+                    DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, EVEN, CORNERS, CLASS, BACK, BOXES, OPERAND, PRECISION,
                 )  # fmt: skip
 
 
@@ -131,35 +139,65 @@ def known(x, y, rows, cols, EVEN: tl.constexpr):
 
 
 @triton.jit
+def patches_in(ROWS: tl.constexpr, COLS: tl.constexpr, BACK: tl.constexpr):
+    """Column and row of each patch of a block, which has them as they lie in memory."""
+    i = tl.arange(0, ROWS * COLS)
+    x, y = i % COLS, i // COLS
+    if BACK:
+        x, y = COLS - 1 - x, ROWS - 1 - y
+    return x, y
+
+
+@triton.jit
+def load_box(
+    box, batch, channel, y, x, rows, cols,
+    ROWS: tl.constexpr, COLS: tl.constexpr, B: tl.constexpr, BACK: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
+    """The block that begins at row y and column x, zero where there is no patch; `patches_in` has its order."""
+    if BACK:
+        y, x = rows - ROWS - y, cols - COLS - x
+    return box.load([batch, y, x, channel]).reshape(ROWS * COLS, B).to(OPERAND)
+
+
+@triton.jit
 def tile(
-    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, made, gamma_ptr, head,
-    q_n, k_n, v_n, out_n, rows, cols, scale, tile_y, tile_x, tiles_x,
+    q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, made, gamma_ptr,
+    q_box, k_box, v_box, apart, batch, head, q_n, k_n, v_n, out_n, rows, cols, scale, tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BOXES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One loop over the blocks of keys, so that loads run ahead of the products from the first to the last: those of
     the tile itself, those above it, then those left of it. The corner comes after it: before, its loads would hold up
     those of the blocks."""
     BLOCKS: tl.constexpr = ROWS // HEIGHT  # of keys, in a tile
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
-    i, j = tl.arange(0, ROWS * COLS), tl.arange(0, HEIGHT * COLS)
-    x, y, f, g = i % COLS, i // COLS, j % COLS, j // COLS
+    x, y = patches_in(ROWS, COLS, BACK)
+    f, g = patches_in(HEIGHT, COLS, BACK)
     turn = -1 if BACK else 1
     zero = tl.cast(rows, tl.int64) * 0
     origin = zero + tl.cast(rows, tl.int64) * cols - 1 if BACK else zero
     first_x, first_y = tile_x * COLS, tile_y * ROWS
     here = origin + turn * (tl.cast(first_y, tl.int64) * cols + first_x)
     ok = known(first_x + x, first_y + y, rows, cols, EVEN)
-    q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
+    if BOXES:
+        q = load_box(q_box, batch, head * DK, first_y, first_x, rows, cols, ROWS, COLS, BK, BACK, OPERAND)
+        if DK < BK:
+            q = tl.where((dk < DK)[None, :], q, 0.0)
+    else:
+        q = load_rows(q_ptr + here * q_n, turn * (y * cols + x) * q_n, ok, dk, DK, OPERAND)
     lg = log2_decay(gamma_ptr, head)  # not before the loads: they would wait for it
     out = tl.zeros([ROWS * COLS, BV], tl.float32)
     inside = turn * (g * cols + f)
-    # gamma^distance along either axis, inside a tile and to the block beside it.
+    # gamma^distance along either axis, inside a tile and to the block beside it. Down the rows one set of powers serves
+    # both, half a block from either: registers are few. A gamma below the limit, where the next patch is less than
+    # float32 resolves, would make them infinite.
     across, down = x[:, None] - f[None, :], y[:, None] - g[None, :]
     across_own, across_left = fading(lg, across) * scale, power(lg, across + COLS) * scale
-    down_own, down_above = fading(lg, down), power(lg, tl.maximum(down + HEIGHT, 0))
+    HALF: tl.constexpr = HEIGHT // 2
+    lg_near = tl.maximum(lg, -200.0 / HEIGHT)
+    down_near = power(lg_near, down + HALF)
     for step in range(0, BLOCKS * (1 + tile_y + tile_x)):
         # Where the block begins, from the tile's first patch.
         by_x, by_y = 0, tl.where(step < BLOCKS, step, BLOCKS - 1 - step) * HEIGHT
@@ -167,14 +205,21 @@ def tile(
             left = step - BLOCKS * (1 + tile_y)
             by_x = tl.where(left >= 0, -(left // BLOCKS + 1) * COLS, 0)
             by_y = tl.where(left >= 0, left % BLOCKS * HEIGHT, by_y)
-        there = here + turn * (tl.cast(by_y, tl.int64) * cols + by_x)
-        ok_k = known(first_x + by_x + f, first_y + by_y + g, rows, cols, EVEN)
-        k = load_rows(k_ptr + there * k_n, inside * k_n, ok_k, dk, DK, OPERAND)
-        v = load_rows(v_ptr + there * v_n, inside * v_n, ok_k, dv, DV, OPERAND)
-        far = tl.maximum(-by_x - COLS, 0) + (tl.maximum(-by_y - ROWS, 0) if BLOCKS == 1 else 0)
+        there_x, there_y = first_x + by_x, first_y + by_y
+        if BOXES:
+            of_k, of_v = head * DK + apart, head * DV + 2 * apart
+            k = load_box(k_box, batch, of_k, there_y, there_x, rows, cols, HEIGHT, COLS, BK, BACK, OPERAND)
+            v = load_box(v_box, batch, of_v, there_y, there_x, rows, cols, HEIGHT, COLS, BV, BACK, OPERAND)
+        else:
+            there = here + turn * (tl.cast(by_y, tl.int64) * cols + by_x)
+            ok_k = known(there_x + f, there_y + g, rows, cols, EVEN)
+            k = load_rows(k_ptr + there * k_n, inside * k_n, ok_k, dk, DK, OPERAND)
+            v = load_rows(v_ptr + there * v_n, inside * v_n, ok_k, dv, DV, OPERAND)
+        far = tl.maximum(-by_x - COLS, 0)
         weights = tl.where(by_x == 0, across_own, across_left) * power(lg, far)
         if BLOCKS == 1:
-            weights *= tl.where(by_y == 0, down_own, down_above)
+            weights *= power(lg_near, tl.where(by_y < 0, -by_y - HALF, -HALF))
+            weights *= tl.where((by_y < 0) | (down >= 0), down_near, 0.0)
         else:  # more than two kinds: registers are too few to keep them
             weights *= fading(lg, down - by_y)
         scores = product(q, tl.trans(k), PRECISION) * weights
@@ -231,22 +276,19 @@ def class_token(
 
 @triton.jit
 def row_states(
-    k_ptr, v_ptr, corner_ptr, gamma_ptr,
+    k_ptr, v_ptr, corner_ptr, gamma_ptr, k_box, v_box,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    rows, cols, corners_x, corners_y, heads, bh, tile_y,
+    apart, rows, cols, corners_x, corners_y, heads, bh, tile_y,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    BACK: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BACK: tl.constexpr, BOXES: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state at the last patch of each tile, of its own tile row. No corner needs the last tiles: all are full."""
     batch, head = tl.cast(bh // heads, tl.int64), bh % heads
     lg = log2_decay(gamma_ptr, head)
     dk, dv = tl.arange(0, BK), tl.arange(0, BV)
-    i = tl.arange(0, ROWS * COLS)
-    x, y = i % COLS, i // COLS
-    inside = y * cols + x
+    x, y = patches_in(ROWS, COLS, BACK)
     turn = -1 if BACK else 1
-    if BACK:
-        inside = -inside
+    inside = turn * (y * cols + x)
     origin = tl.cast(rows, tl.int64) * cols - 1 if BACK else tl.cast(rows, tl.int64) * 0
     here = origin + turn * tl.cast(tile_y, tl.int64) * ROWS * cols
     k_ptr += first_of(batch, head, k_b, k_h, ALIGN) + here * k_n
@@ -254,9 +296,15 @@ def row_states(
     corner_ptr += (tl.cast(bh, tl.int64) * corners_y + tile_y) * corners_x * DK * DV
     zeta = power(lg, COLS + ROWS - 2 - x - y)
     state = tl.zeros([BK, BV], tl.float32)
-    for _ in range(0, corners_x):
-        k = load_rows(k_ptr, inside * k_n, i >= 0, dk, DK, OPERAND)
-        v = load_rows(v_ptr, inside * v_n, i >= 0, dv, DV, OPERAND)
+    for tile_x in range(0, corners_x):
+        if BOXES:
+            there_x, there_y = tile_x * COLS, tile_y * ROWS
+            of_k, of_v = head * DK + apart, head * DV + 2 * apart
+            k = load_box(k_box, bh // heads, of_k, there_y, there_x, rows, cols, ROWS, COLS, BK, BACK, OPERAND)
+            v = load_box(v_box, bh // heads, of_v, there_y, there_x, rows, cols, ROWS, COLS, BV, BACK, OPERAND)
+        else:
+            k = load_rows(k_ptr, inside * k_n, x >= 0, dk, DK, OPERAND)
+            v = load_rows(v_ptr, inside * v_n, x >= 0, dv, DV, OPERAND)
         made = product(tl.trans(scaled(k, zeta, OPERAND, PRECISION)), v, PRECISION)
         state = state * tl.exp2(lg * COLS) + made
         tl.store(

@@ -18,7 +18,7 @@ SIDE = tl.constexpr(8)  # patches of a tile
 
 @triton.jit
 def quadrant(
-    q_ptr, k_ptr, v_ptr, out_ptr, _corner_ptr, _made_ptr, gamma_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, _corner_ptr, _made_ptr, gamma_ptr, _q_box, _k_box, _v_box,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
     rows, cols, images, programs, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,

@@ -13,7 +13,8 @@ Numbers = tuple[int | float, ...]
 
 
 class Step:
-    """A launch of which all is known but the tensors: these come first in a kernel, then numbers, then constants.
+    """A launch of which all is known but the tensors: these come first in a kernel, as they are or described as boxes,
+    then numbers, then constants.
 
     Triton looks at every argument of every call to find the binary. A step is kept for tensors of one dtype, shape and
     alignment, so that the binary of its first run is that of all.

@@ -16,6 +16,7 @@ LEAST_CHUNKS = 2  # of a segment
 MANY_CHUNKS = 8  # of a segment: from there on a multiprocessor has two at a time
 MOST_TILES = 4  # of a grid that does without states at corners
 MANY_GRIDS = 4  # for each multiprocessor: from there on a program has several tiles
+MANY_TILES = 16  # for each multiprocessor: fewer do not take as long as the host needs to describe boxes
 AHEAD = 256  # programs, by which states of tiles are made before they are seen; twice as many before they are joined
 MOST_ADDED = 12  # pieces of states: a walk adds them up where it begins, without a launch in between
 STATES_AT_ONCE = 3  # programs to a multiprocessor that make states

@@ -1,9 +1,10 @@
 """2D retention: tiles of a grid, and bands of whole rows that a state passes through."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vir.ops.triton import grid as grid_kernels
 from vir.ops.triton import lines, runner, settings
@@ -13,6 +14,7 @@ from vir.ops.triton.launch.plans import (
     JOIN,
     JOINED,
     Look,
+    block,
     contiguous,
     kept,
     key,
@@ -33,6 +35,7 @@ FEW_ROWS = 3  # of tiles: their states are added where they are seen, not joined
 class Grid(NamedTuple):
     states: tuple[int, ...] | None  # at corners, if there are any
     tiles: Step
+    box: tuple[int, ...] = ()  # what the hardware copies at once, if it does
 
 
 def grid(
@@ -51,8 +54,9 @@ def grid(
 ) -> Tensor:
     """2D retention; one token more than rows * cols is the class token."""
     q, k, v = rows_whole(q), rows_whole(k), rows_whole(v)
+    together = _side_by_side(q, k, v)
     plan = _grid_plan(
-        look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
+        look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile, together
     )  # fmt: skip
     out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=out_dtype)
     states = made = out
@@ -60,8 +64,35 @@ def grid(
         rounded = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = torch.empty(plan.states, device=q.device, dtype=rounded)
         made = torch.zeros(plan.states[:2], device=q.device, dtype=torch.int32)
-    plan.tiles.run(q, k, v, out, states, made, gamma)
+    described: tuple[Any, ...] = (q, k, v)
+    if plan.box and together:
+        described = _in_boxes(q, 3, rows, cols, plan.box), k, v
+    elif plan.box:
+        described = tuple(_in_boxes(x, 1, rows, cols, plan.box) for x in described)
+    plan.tiles.run(q, k, v, out, states, made, gamma, *described)
     return out
+
+
+def _side_by_side(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a token has them one after the other, as in a qkv tensor."""
+    if not q.shape == k.shape == v.shape or not q.stride() == k.stride() == v.stride():
+        return False
+    first, size = q.data_ptr(), q.shape[2] * q.shape[3] * q.element_size()
+    return k.data_ptr() == first + size and v.data_ptr() == first + 2 * size
+
+
+def _in_boxes(x: Tensor, tensors: int, rows: int, cols: int, box: tuple[int, ...]) -> TensorDescriptor:
+    """A tensor for the hardware to copy boxes of, or so many that lie side by side."""
+    b, _, h, d = x.shape
+    of_image, of_token, *_ = x.stride()
+    return TensorDescriptor(x, [b, rows, cols, tensors * h * d], [of_image, cols * of_token, of_token, 1], list(box))
+
+
+def _fits_boxes(x: Look) -> bool:
+    """Whether heads lie side by side, all beginning where the hardware's copies can: at multiples of 16 bytes."""
+    (_, _, _, d), (of_image, of_token, of_head, _), dtype, begin, _ = x
+    aligned = begin == of_image % 8 == of_token % 8 == d % 8 == 0
+    return dtype == torch.bfloat16 and of_head == d and aligned and min(of_image, of_token) > 0
 
 
 @kept
@@ -77,6 +108,7 @@ def _grid_plan(
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     tile: Tile | None,
+    together: bool,
 ) -> Grid:
     (b, n, h, dk), dv = q[0], v[0][3]
     if tile is None and (step := _quadrant_plan(q, k, v, scale, rows, cols, back, dtype)) is not None:
@@ -89,14 +121,17 @@ def _grid_plan(
     programs = tiles_x * tiles_y + class_token + corners * above + joined * (tiles_x - 1)
     ahead = -(-settings.AHEAD * (1 + joined) // programs)
     lines = b * h + ahead * (corners + joined)
+    many = tiles_x * tiles_y * b * h >= settings.MANY_TILES * settings.processors(q[4])
+    boxed = many and tile.height == tile.rows and settings.like_hopper(q[4]) and all(map(_fits_boxes, (q, k, v)))
     step = prepared(
         grid_kernels.grid, (programs * lines, 1), [*strides_of(q, k, v), contiguous(n, h, dv)],
         (rows, cols, h, b * h, ahead, scale), dk, dv, dtype, tile.schedule,
         ROWS=tile.rows, COLS=tile.cols, HEIGHT=tile.height, WIDE=tiles_x > 1,
         EVEN=rows % tile.rows == cols % tile.cols == 0, CORNERS=1 if joined else corners * above, JOINED=joined,
-        CLASS=class_token, BACK=back,
+        CLASS=class_token, BACK=back, BOXES=boxed * (1 if together else 3),
     )  # fmt: skip
-    return Grid((b, h, above, tiles_x - 1, dk, dv) if corners else None, step)
+    states = (b, h, above, tiles_x - 1, dk, dv) if corners else None
+    return Grid(states, step, (1, tile.rows, tile.cols, block(max(dk, dv))) if boxed else ())
 
 
 def _quadrant_plan(
