@@ -10,8 +10,7 @@ The class token sees all patches from one row under the last; turned, it is seen
 
 BOXES are loads by the hardware's own copies, a block of patches at once: they leave zeros where the grid ends, and need
 no addresses of programs. A box is as wide as a block of channels, so that it may end in the next head: q is made zero
-there, which takes that out of k, and no such channel of v is stored. q, k and v are described each by itself, or all at
-once if they lie side by side.
+there, which takes that out of k, and no such channel of v is stored.
 """
 
 import triton
@@ -53,15 +52,12 @@ def grid(
     made = tiles_y - 1 if CORNERS > 0 else 0
     joins = tiles_x - 1 if JOINED else 0
     of_line = made + joins + tiles_x * tiles_y + (1 if CLASS else 0)
-    apart = 0  # channels, in a box, from q's to k's and from k's to v's
-    if BOXES == 1:
-        k_box, v_box, apart = q_box, q_box, heads * DK
     line, program = tl.program_id(0) // of_line, tl.program_id(0) % of_line
     if CORNERS > 0 and program < made:
         if line < lines:
             row_states(
                 k_ptr, v_ptr, corner_ptr, gamma_ptr, k_box, v_box, k_b, k_n, k_h, v_b, v_n, v_h,
-                apart, rows, cols, tiles_x - 1, tiles_y - 1, heads, line, program,
+                rows, cols, tiles_x - 1, tiles_y - 1, heads, line, program,
                 DK, DV, BK, BV, ROWS, COLS, BACK, BOXES, ALIGN, OPERAND, PRECISION,
             )  # fmt: skip
             done(made_ptr + line)
@@ -91,7 +87,7 @@ def grid(
             else:  # the longest loops, at the bottom, begin first
                 tile(
                     q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr + line, made + joins, gamma_ptr,
-                    q_box, k_box, v_box, apart, line // heads, head, q_n, k_n, v_n, out_n, rows, cols, scale,
+                    q_box, k_box, v_box, line // heads, head, q_n, k_n, v_n, out_n, rows, cols, scale,
                     tiles_y - 1 - program // tiles_x, program % tiles_x, tiles_x,
                     DK, DV, BK, BV, ROWS, COLS, HEIGHT, WIDE, EVEN, CORNERS, CLASS, BACK, BOXES, OPERAND, PRECISION,
                 )  # fmt: skip
@@ -162,7 +158,7 @@ def load_box(
 @triton.jit
 def tile(
     q_ptr, k_ptr, v_ptr, out_ptr, corner_ptr, made_ptr, made, gamma_ptr,
-    q_box, k_box, v_box, apart, batch, head, q_n, k_n, v_n, out_n, rows, cols, scale, tile_y, tile_x, tiles_x,
+    q_box, k_box, v_box, batch, head, q_n, k_n, v_n, out_n, rows, cols, scale, tile_y, tile_x, tiles_x,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDE: tl.constexpr, EVEN: tl.constexpr, CORNERS: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
@@ -207,9 +203,8 @@ def tile(
             by_y = tl.where(left >= 0, left % BLOCKS * HEIGHT, by_y)
         there_x, there_y = first_x + by_x, first_y + by_y
         if BOXES:
-            of_k, of_v = head * DK + apart, head * DV + 2 * apart
-            k = load_box(k_box, batch, of_k, there_y, there_x, rows, cols, HEIGHT, COLS, BK, BACK, OPERAND)
-            v = load_box(v_box, batch, of_v, there_y, there_x, rows, cols, HEIGHT, COLS, BV, BACK, OPERAND)
+            k = load_box(k_box, batch, head * DK, there_y, there_x, rows, cols, HEIGHT, COLS, BK, BACK, OPERAND)
+            v = load_box(v_box, batch, head * DV, there_y, there_x, rows, cols, HEIGHT, COLS, BV, BACK, OPERAND)
         else:
             there = here + turn * (tl.cast(by_y, tl.int64) * cols + by_x)
             ok_k = known(there_x + f, there_y + g, rows, cols, EVEN)
@@ -278,7 +273,7 @@ def class_token(
 def row_states(
     k_ptr, v_ptr, corner_ptr, gamma_ptr, k_box, v_box,
     k_b, k_n, k_h, v_b, v_n, v_h,
-    apart, rows, cols, corners_x, corners_y, heads, bh, tile_y,
+    rows, cols, corners_x, corners_y, heads, bh, tile_y,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     BACK: tl.constexpr, BOXES: tl.constexpr, ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -299,9 +294,8 @@ def row_states(
     for tile_x in range(0, corners_x):
         if BOXES:
             there_x, there_y = tile_x * COLS, tile_y * ROWS
-            of_k, of_v = head * DK + apart, head * DV + 2 * apart
-            k = load_box(k_box, bh // heads, of_k, there_y, there_x, rows, cols, ROWS, COLS, BK, BACK, OPERAND)
-            v = load_box(v_box, bh // heads, of_v, there_y, there_x, rows, cols, ROWS, COLS, BV, BACK, OPERAND)
+            k = load_box(k_box, bh // heads, head * DK, there_y, there_x, rows, cols, ROWS, COLS, BK, BACK, OPERAND)
+            v = load_box(v_box, bh // heads, head * DV, there_y, there_x, rows, cols, ROWS, COLS, BV, BACK, OPERAND)
         else:
             k = load_rows(k_ptr, inside * k_n, x >= 0, dk, DK, OPERAND)
             v = load_rows(v_ptr, inside * v_n, x >= 0, dv, DV, OPERAND)

@@ -54,9 +54,8 @@ def grid(
 ) -> Tensor:
     """2D retention; one token more than rows * cols is the class token."""
     q, k, v = rows_whole(q), rows_whole(k), rows_whole(v)
-    together = _side_by_side(q, k, v)
     plan = _grid_plan(
-        look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile, together
+        look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
     )  # fmt: skip
     out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=out_dtype)
     states = made = out
@@ -65,27 +64,16 @@ def grid(
         states = torch.empty(plan.states, device=q.device, dtype=rounded)
         made = torch.zeros(plan.states[:2], device=q.device, dtype=torch.int32)
     described: tuple[Any, ...] = (q, k, v)
-    if plan.box and together:
-        described = _in_boxes(q, 3, rows, cols, plan.box), k, v
-    elif plan.box:
-        described = tuple(_in_boxes(x, 1, rows, cols, plan.box) for x in described)
+    if plan.box:
+        described = tuple(_in_boxes(x, rows, cols, plan.box) for x in described)
     plan.tiles.run(q, k, v, out, states, made, gamma, *described)
     return out
 
 
-def _side_by_side(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a token has them one after the other, as in a qkv tensor."""
-    if not q.shape == k.shape == v.shape or not q.stride() == k.stride() == v.stride():
-        return False
-    first, size = q.data_ptr(), q.shape[2] * q.shape[3] * q.element_size()
-    return k.data_ptr() == first + size and v.data_ptr() == first + 2 * size
-
-
-def _in_boxes(x: Tensor, tensors: int, rows: int, cols: int, box: tuple[int, ...]) -> TensorDescriptor:
-    """A tensor for the hardware to copy boxes of, or so many that lie side by side."""
+def _in_boxes(x: Tensor, rows: int, cols: int, box: tuple[int, ...]) -> TensorDescriptor:
     b, _, h, d = x.shape
     of_image, of_token, *_ = x.stride()
-    return TensorDescriptor(x, [b, rows, cols, tensors * h * d], [of_image, cols * of_token, of_token, 1], list(box))
+    return TensorDescriptor(x, [b, rows, cols, h * d], [of_image, cols * of_token, of_token, 1], list(box))
 
 
 def _fits_boxes(x: Look) -> bool:
@@ -108,7 +96,6 @@ def _grid_plan(
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     tile: Tile | None,
-    together: bool,
 ) -> Grid:
     (b, n, h, dk), dv = q[0], v[0][3]
     if tile is None and (step := _quadrant_plan(q, k, v, scale, rows, cols, back, dtype)) is not None:
@@ -128,7 +115,7 @@ def _grid_plan(
         (rows, cols, h, b * h, ahead, scale), dk, dv, dtype, tile.schedule,
         ROWS=tile.rows, COLS=tile.cols, HEIGHT=tile.height, WIDE=tiles_x > 1,
         EVEN=rows % tile.rows == cols % tile.cols == 0, CORNERS=1 if joined else corners * above, JOINED=joined,
-        CLASS=class_token, BACK=back, BOXES=boxed * (1 if together else 3),
+        CLASS=class_token, BACK=back, BOXES=boxed,
     )  # fmt: skip
     states = (b, h, above, tiles_x - 1, dk, dv) if corners else None
     return Grid(states, step, (1, tile.rows, tile.cols, block(max(dk, dv))) if boxed else ())
