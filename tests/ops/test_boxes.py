@@ -1,6 +1,7 @@
 """Tiles that are loaded in boxes equal the definition: on a GPU as they are, elsewhere by Triton's interpreter."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor
 from vir import ops
 
 pytest.importorskip("triton")
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from vir.ops.triton import launch, settings
 from vir.ops.triton.launch import tiles
+from vir.ops.triton.runner import Step
 
 HOPPER = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] in settings.LIKE_HOPPER
 pytestmark = [
@@ -121,3 +125,21 @@ def test_not_for_few_tiles_or_other_gpus(boxed: list[tuple[int, ...]], monkeypat
     launch.forget()
     retained(*qkv(grid, 40), grid)
     assert boxed
+
+
+def test_forward_and_the_gradient_of_q_share_a_binary(
+    boxed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first gradients would have two to compile, which takes more than two seconds."""
+    grid, binaries = (9, 20), []
+
+    def run(step: Step, *tensors: Any) -> None:
+        kinds = [x.block_shape if isinstance(x, TensorDescriptor) else (x.dtype, x.data_ptr() % 16) for x in tensors]
+        binaries.append((step.constants, step.schedule, kinds, [(x == 1, x % 16 == 0) for x in step.numbers]))
+
+    monkeypatch.setattr(Step, "run", run)
+    q, k, v = qkv(grid, 40)
+    retained(q, k, v, grid)
+    retained(torch.empty_like(q).contiguous(), v, k, grid)
+    assert len(boxed) == 2 * 3
+    assert binaries[0] == binaries[1]
