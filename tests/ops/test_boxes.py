@@ -67,7 +67,7 @@ def test_equals_definition(
 ) -> None:
     def run(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, None]:
         out = ops.retention_2d(q, k, v, gamma, grid, form="kernel")
-        out.register_hook(Tensor.contiguous)
+        out.register_hook(Tensor.contiguous)  # as those of models are, and those of large cases are not
         return out, None
 
     check(run, case_2d(grid, class_token, d, e), torch.bfloat16, DEVICE, kernel=True)
