@@ -23,6 +23,7 @@ Mode = Literal["inference", "autocast", "training"]
 Compiled = bool | Literal["graphs"]  # by torch.compile, and what it makes as CUDA graphs
 Under = Literal["classifier", "backbone", "detector", "segmentor"]
 PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often, fast ones more often
+LEAST = 3  # timed calls of a row, however long they take, if so many are asked for
 MORE_OF_FAST = 20  # times as many calls as asked for, if they fit
 WARM_UP = 0.3  # seconds of calls before the timed ones: a GPU that was idle runs slowly at first
 LONGEST = 4.0  # seconds of a call, foretold by the row of the smaller batch: longer ones are left out
@@ -197,7 +198,7 @@ def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
         for _ in range(min(100, int(WARM_UP / time.median))):
             call()
         # With few calls of milliseconds, a moment in which the host is slow would be the median.
-        repeats = max(1, min(repeats * MORE_OF_FAST, int(PATIENCE / time.median)))
+        repeats = max(min(repeats, LEAST), min(repeats * MORE_OF_FAST, int(PATIENCE / time.median)))
         if repeats > 1:
             (time,) = time_on_gpu({"": call}, repeats).values()
     except torch.OutOfMemoryError:
