@@ -32,22 +32,19 @@ def onward(last, of_image, of_token, at_once, chunks, CHUNK: tl.constexpr, SERIE
     return tl.cast(CHUNK * of_token, tl.int64)
 
 
-TOGETHER = tl.constexpr(4)  # states on their way from memory at once
-
-
 @triton.jit
-def added_up(made_ptr, lg, line, segment, earlier, pieces, length, dk, dv, DK: tl.constexpr, DV: tl.constexpr):
-    """The state in which a segment begins: the sum of what those before it make, in so many pieces each; there are
-    `earlier` pieces before the last segment."""
+def added_up(
+    made_ptr, lg, line, segment, length, dk, dv,
+    DK: tl.constexpr, DV: tl.constexpr, EARLIER: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The state in which a segment begins: the sum of what those before it make, PIECES each; there are EARLIER before
+    the last segment."""
     state = tl.zeros([dk.shape[0], dv.shape[0]], tl.float32)
-    before = segment * pieces
-    places = made_ptr + (tl.cast(line, tl.int64) * earlier + before) * DK * DV + state_offsets(dk, dv, DV, 1)
-    for passed in range(0, before, TOGETHER):
-        for one in tl.static_range(TOGETHER):
-            back = passed + one
-            ok = (dk < tl.where(back < before, DK, 0))[:, None] & (dv < DV)[None, :]
-            places -= DK * DV
-            state += tl.load(places, mask=ok, other=0.0) * power(lg, back // pieces * length)
+    before = segment * PIECES
+    places = made_ptr + (tl.cast(line, tl.int64) * EARLIER + before) * DK * DV + state_offsets(dk, dv, DV, 1)
+    for back in tl.static_range(1, EARLIER + 1):
+        ok = (dk < tl.where(back <= before, DK, 0))[:, None] & (dv < DV)[None, :]
+        state += tl.load(places - back * DK * DV, mask=ok, other=0.0) * power(lg, (back - 1) // PIECES * length)
     return state
 
 
@@ -55,9 +52,9 @@ def added_up(made_ptr, lg, line, segment, earlier, pieces, length, dk, dv, DK: t
 def walk(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h, start_k, start_v,
-    tokens, length, heads, batches, at_once, earlier, pieces, scale,
+    tokens, length, heads, batches, at_once, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, ADDED: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
+    START: tl.constexpr, EARLIER: tl.constexpr, PIECES: tl.constexpr, END: tl.constexpr, SERIES: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_i = scale * sum over j <= i of gamma^(i - j) (q_i . k_j) v_j, from the state at the segment's start.
@@ -81,8 +78,8 @@ def walk(
     xi = power(lg, i + 1) * scale
     zeta, fade = power(lg, CHUNK - 1 - i), tl.exp2(lg * CHUNK)
     state = tl.zeros([BK, BV], tl.float32)
-    if ADDED:
-        state = added_up(start_ptr, lg, line, segment, earlier, pieces, length, dk, dv, DK, DV)
+    if EARLIER > 0:
+        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER, PIECES)
     elif START:
         offsets = state_offsets(dk, dv, start_k, start_v)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)
@@ -118,9 +115,9 @@ def walk(
 def walk_back(
     q_ptr, k_ptr, v_ptr, grad_ptr, dk_ptr, dv_ptr, start_ptr, end_ptr, gamma_ptr,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, grad_b, grad_n, grad_h, dk_b, dk_n, dk_h, dv_b, dv_n, dv_h,
-    tokens, length, heads, earlier, pieces, scale,
+    tokens, length, heads, scale,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-    START: tl.constexpr, ADDED: tl.constexpr, END: tl.constexpr,
+    START: tl.constexpr, EARLIER: tl.constexpr, PIECES: tl.constexpr, END: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of k and v, from the last token to the first; `grad` is that of the output.
@@ -147,8 +144,8 @@ def walk_back(
     mask = tl.where(steps >= 0, power(lg, steps), 0.0) * scale
     xi = power(lg, i)
     state = tl.zeros([BK, BV], tl.float32)
-    if ADDED:
-        state = added_up(start_ptr, lg, line, segment, earlier, pieces, length, dk, dv, DK, DV)
+    if EARLIER > 0:
+        state = added_up(start_ptr, lg, line, segment, length, dk, dv, DK, DV, EARLIER, PIECES)
     elif START:
         offsets = state_offsets(dk, dv, DV, 1)
         state = tl.load(start_ptr + states + offsets, mask=state_mask(dk, dv, DK, DV), other=0.0)

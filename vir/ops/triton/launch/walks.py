@@ -74,11 +74,11 @@ def _starts(
     return Starts((b, h, segments, dk, dv), made, joined, 1)
 
 
-def _added(starts: Starts | None) -> tuple[bool, int, int]:
-    """Whether a walk adds up states; how many pieces that of the last segment does, and how many a segment has."""
+def _added(starts: Starts | None) -> dict[str, int]:
+    """How many pieces of states the walk of the last segment adds up, and how many there are of each segment."""
     if starts is None or starts.joined is not None:
-        return False, 0, 1
-    return True, starts.shape[2], starts.pieces
+        return {"EARLIER": 0, "PIECES": 1}
+    return {"EARLIER": starts.shape[2], "PIECES": starts.pieces}
 
 
 class Walk(NamedTuple):
@@ -142,11 +142,10 @@ def _walk_plan(
     start, end = state is not None or starts is not None, final and starts is None
     series = set_.programs is not None and not start and not end
     at_once = settings.images_at_once(b, h, set_.programs, q[4]) if series else b
-    added, earlier, pieces = _added(starts)
     step = prepared(
         sequence.walk, (-(-n // length), at_once * h),
-        [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, b, at_once, earlier, pieces, scale),
-        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, ADDED=added, END=end, SERIES=series,
+        [*strides_of(q, k, v), contiguous(n, h, dv)], (*strides, n, length, h, b, at_once, scale),
+        dk, dv, dtype, set_.schedule, CHUNK=set_.chunk, START=start, END=end, SERIES=series, **_added(starts),
     )  # fmt: skip
     return Walk(starts, step)
 
@@ -200,11 +199,10 @@ def _walk_back_plan(
     if length < n:
         starts = _starts(q, grad, scale, length, pieces, state is not None, first, (dv, 1), True, dtype)
     made = contiguous(n, h, dk), contiguous(n, h, dv)
-    added, earlier, pieces = _added(starts)
     step = prepared(
         sequence.walk_back, (-(-n // length), b * h),
-        [*strides_of(q, k, v, grad), *made], (n, length, h, earlier, pieces, scale),
+        [*strides_of(q, k, v, grad), *made], (n, length, h, scale),
         dk, dv, dtype, set_.schedule,
-        CHUNK=set_.chunk, START=state is not None or starts is not None, ADDED=added, END=first and starts is None,
+        CHUNK=set_.chunk, START=state is not None or starts is not None, END=first and starts is None, **_added(starts),
     )  # fmt: skip
     return Walk(starts, step)
