@@ -12,7 +12,7 @@ import torch
 
 from vir.bench import models
 from vir.bench.measure import in_a_fresh_process
-from vir.bench.models import Row, dense_models, hierarchical_models
+from vir.bench.models import Row, dense_models, hierarchical_models, timed_calls
 
 
 @pytest.mark.parametrize("under", ["backbone", "detector", "segmentor"])
@@ -63,3 +63,12 @@ def test_a_fresh_process_is_another_one() -> None:
     assert in_a_fresh_process(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):
         in_a_fresh_process(divmod, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "timed"),
+    [(5, 1.7, 3), (5, 0.05, 8), (5, 0.001, 100), (2, 1.7, 2), (1, 1.7, 1)],
+    ids=["long", "short", "very short", "two asked for", "one asked for"],
+)
+def test_no_row_rests_on_one_call_unless_asked(asked: int, seconds: float, timed: int) -> None:
+    assert timed_calls(asked, seconds) == timed

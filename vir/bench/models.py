@@ -187,6 +187,12 @@ def _row_of(nothing: Row, models: Callable[[], Makers], repeats: int) -> Row:
     return _row(nothing, models()[nothing.model], repeats)
 
 
+def timed_calls(asked: int, seconds: float) -> int:
+    """How often a call that takes so long is timed. With few calls of milliseconds, a moment in which the host is slow
+    would be the median; and one call alone would tell nothing of its spread."""
+    return max(min(asked, LEAST), min(asked * MORE_OF_FAST, int(PATIENCE / seconds)))
+
+
 def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
     try:
         call = PREPARE[nothing.mode](make, nothing.size, nothing.batch, nothing.compiled)
@@ -197,8 +203,7 @@ def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
         time = timing([perf_counter() - start])
         for _ in range(min(100, int(WARM_UP / time.median))):
             call()
-        # With few calls of milliseconds, a moment in which the host is slow would be the median.
-        repeats = max(min(repeats, LEAST), min(repeats * MORE_OF_FAST, int(PATIENCE / time.median)))
+        repeats = timed_calls(repeats, time.median)
         if repeats > 1:
             (time,) = time_on_gpu({"": call}, repeats).values()
     except torch.OutOfMemoryError:
