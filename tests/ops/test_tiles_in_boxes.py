@@ -37,13 +37,13 @@ def _memory() -> Iterator[None]:
 @pytest.fixture
 def boxed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """All tensors that go in boxes, of which even the smallest grids have enough."""
-    usual, found = tiles._in_boxes, []
+    usual, found = tiles.Box, []
 
-    def in_boxes(x: Tensor, *rest: tuple) -> object:
+    def box(x: Tensor, *sides: list[int]) -> TensorDescriptor:
         found.append(tuple(x.shape))
-        return usual(x, *rest)
+        return usual(x, *sides)
 
-    monkeypatch.setattr(tiles, "_in_boxes", in_boxes)
+    monkeypatch.setattr(tiles, "Box", box)
     monkeypatch.setattr(settings, "MANY_TILES", 0)
     monkeypatch.setattr(settings, "MOST_TILES", 0)
     return found

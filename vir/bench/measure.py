@@ -97,9 +97,7 @@ def _status_bytes(status: Path, field: str) -> int:
 
 def provenance(device: str, dtype: str) -> dict[str, Any]:
     """What a number must carry to be believed."""
-    hardware = (
-        torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
-    )
+    hardware = torch.cuda.get_device_name() if device == "cuda" else f"{processor()}, {torch.get_num_threads()} threads"
     return {
         "hardware": hardware,
         "dtype": dtype,
@@ -120,7 +118,7 @@ def joined(origins: list[dict[str, Any]]) -> dict[str, Any]:
     return told
 
 
-def _processor() -> str:
+def processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     return names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()

@@ -38,9 +38,10 @@ class SlicedMlp(Mlp):
     """
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        if not x.is_cpu or self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._scaled(x, scale)
         parts = ceil(x.shape[0] * x.shape[1] / SLICE_TOKENS)
-        whole = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if whole or parts == 1 or x.device.type != "cpu":
+        if parts == 1:
             return self._scaled(x, scale)
         dim = 0 if x.shape[0] >= parts else 1
         return torch.cat([self._scaled(part, scale) for part in x.tensor_split(parts, dim)], dim)

@@ -20,26 +20,30 @@ class TokenNorm(nn.LayerNorm):
     """A LayerNorm of many tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.by_kernel(x) if kernels.norm_serves(x) and self.has_many(x) else super().forward(x)
+        weight = self.weight  # a module takes its time to find it: once is enough
+        if kernels.norm_serves(x) and self.pays(x, weight):
+            return kernels.layer_norm(x, weight, self.bias, self.eps, self.dtype_of(x, weight))
+        return self.by_pytorch(x)
 
-    def has_many(self, x: Tensor) -> bool:
-        return x.numel() >= (MANY_LEARNED if kernels.learns(x, self.weight) else MANY)
+    def pays(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether our kernel does."""
+        return x.numel() >= (MANY_LEARNED if kernels.learns(x, weight) else MANY)
 
-    def by_kernel(self, x: Tensor) -> Tensor:
-        return kernels.layer_norm(x, self.weight, self.bias, self.eps, self.dtype_of(x))
+    def by_pytorch(self, x: Tensor) -> Tensor:
+        return super().forward(x)
 
-    def dtype_of(self, x: Tensor) -> torch.dtype:
-        """Of what is made of x."""
-        return torch.promote_types(x.dtype, self.weight.dtype)
+    def dtype_of(self, x: Tensor, weight: Tensor) -> torch.dtype:
+        """Of what our kernel makes of x."""
+        return x.dtype if x.dtype == weight.dtype else torch.promote_types(x.dtype, weight.dtype)
 
 
 class InnerNorm(TokenNorm):
     """One before linear layers. Under autocast these would round what it makes of x: it rounds at once."""
 
-    def dtype_of(self, x: Tensor) -> torch.dtype:
-        if self.has_many(x) and torch.is_autocast_enabled(x.device.type):
+    def dtype_of(self, x: Tensor, weight: Tensor) -> torch.dtype:
+        if torch.is_autocast_enabled(x.device.type):
             return torch.get_autocast_dtype(x.device.type)
-        return super().dtype_of(x)
+        return super().dtype_of(x, weight)
 
 
 class ChannelNorm(InnerNorm):
@@ -59,11 +63,12 @@ class ChannelNorm(InnerNorm):
 class HeadsNorm(InnerNorm):
     """One that takes float32 from half-precision layers: fp16 sums come so, which may leave fp16's range."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def pays(self, x: Tensor, weight: Tensor) -> bool:
+        return super().pays(x, weight) or (x.dtype != weight.dtype and not kernels.learns(x, weight))
+
+    def by_pytorch(self, x: Tensor) -> Tensor:
         if x.dtype == self.weight.dtype:
-            return super().forward(x)
-        if kernels.norm_serves(x) and (self.has_many(x) or not kernels.learns(x, self.weight)):
-            return self.by_kernel(x)
+            return super().by_pytorch(x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)

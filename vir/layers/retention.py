@@ -141,7 +141,9 @@ class MultiHeadRetention(nn.Module):
         return q, k, v, None
 
     def _joined(self, out: Tensor, x: Tensor, layer_scale: Tensor | None) -> Tensor:
-        out = self.norm(out.flatten(2)).to(x.dtype)
+        out = self.norm(out.flatten(2))
+        if out.dtype != x.dtype:
+            out = out.to(x.dtype)
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out
         return scaled_linear(self.proj, out, layer_scale)

@@ -1,7 +1,8 @@
 """The GPU kernels, where Triton and a GPU that it knows are present; elsewhere PyTorch gives the same numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,28 +61,33 @@ def serve(head_dim: int, dtype: torch.dtype) -> bool:
 
 def sequence(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Any]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
-    run = _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state)
-    done = [run(q, k, v, gamma.float(), scale, state, final, dtype) for q, k, v, state in _launches(q, k, v, state)]
-    return _joined([out for out, _ in done]), _joined([end for _, end in done])
+    run, gamma = (
+        _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state),
+        gamma.float(),
+    )
+    if _fits_a_launch(q):
+        return run(q, k, v, gamma, scale, state, final, dtype)
+    return _joined(run(*part, gamma, scale, some, final, dtype) for *part, some in _launches(q, k, v, state))
 
 
 def grid(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
-    run = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v)
-    return _joined([run(q, k, v, gamma.float(), scale, rows, cols, dtype) for q, k, v, _ in _launches(q, k, v, None)])
+    run, gamma = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v), gamma.float()
+    if _fits_a_launch(q):
+        return run(q, k, v, gamma, scale, rows, cols, dtype)
+    return torch.cat([run(*part, gamma, scale, rows, cols, dtype) for *part, _ in _launches(q, k, v, None)])
 
 
 def rows(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, cols: int, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
-    run = _way(_rows, operators.rows_now, _rows, q, k, v, state)
-    done = [run(q, k, v, gamma.float(), scale, cols, state, dtype) for q, k, v, state in _launches(q, k, v, state)]
-    return _joined([out for out, _ in done]), _joined([end for _, end in done])
+    run, gamma = _way(_rows, operators.rows_now, _rows, q, k, v, state), gamma.float()
+    return _joined(run(*part, gamma, scale, cols, some, dtype) for *part, some in _launches(q, k, v, state))
 
 
 def _rows(
@@ -145,12 +151,20 @@ def _launches(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor | None
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """The batch in parts that one launch holds: nearly always one."""
-    most = MOST_HEADS // q.shape[2]
-    if q.shape[0] <= most:
+    if _fits_a_launch(q):
         return [(q, k, v, state)]
+    most = MOST_HEADS // q.shape[2]
     parts = [slice(start, start + most) for start in range(0, len(q), most)]
     return [(q[some], k[some], v[some], None if state is None else state[some]) for some in parts]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _fits_a_launch(q: Tensor) -> bool:
+    return q.shape[0] * q.shape[2] <= MOST_HEADS
+
+
+def _joined(parts: Iterable[tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+    """Outputs and final states of the parts; the latter are None, or tensors of no numbers, if not asked for."""
+    outputs, states = zip(*parts, strict=True)
+    if len(outputs) == 1:
+        return outputs[0], states[0]
+    return torch.cat(outputs), None if states[0] is None else torch.cat(states)

@@ -173,8 +173,12 @@ def _once(
     """The plan of a call, checked when its like first comes: where a GPU computes, the host's microseconds count."""
     if torch.compiler.is_compiling():
         return checked()
-    looks = [(x.shape, x.dtype, x.device, x.requires_grad) for x in (q, k, v, gamma)]
-    key = (*looks, torch.is_grad_enabled(), form, chunk, type(chunk), grid)
+    key = (
+        q.shape, k.shape, v.shape, gamma.shape, q.dtype, k.dtype, v.dtype, gamma.dtype,
+        q.device, k.device, v.device, gamma.device, form, chunk, type(chunk), grid,
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        gamma.requires_grad,
+    )  # fmt: skip
     try:
         return _PLANS[key]
     except TypeError:  # something that cannot be a key, such as a list

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vir.ops.triton.runner import Step
+from vir.ops.triton.runner import Looks, Step, looks_of
 
 NUMBERS = 2**12  # of a program: four warps with 32 to a thread
 LARGEST_GROUP = 2**13  # numbers, filled up to a power of two: more do not fit into registers
@@ -53,13 +53,12 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float)
     x = x.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(x, memory_format=torch.channels_last)
     if x.numel():
-        look = x.dtype, weight.dtype, bias.dtype, x.data_ptr() % 16, weight.data_ptr() % 16, bias.data_ptr() % 16
-        _plan(x.shape, groups, eps, x.device, look).run(x, weight, bias, out)
+        _plan(x.shape, groups, eps, x.device, looks_of(x, weight, bias)).run(x, weight, bias, out)
     return out
 
 
 @lru_cache(maxsize=4096)
-def _plan(shape: torch.Size, groups: int, eps: float, device: torch.device, look: tuple) -> Step:
+def _plan(shape: torch.Size, groups: int, eps: float, device: torch.device, looks: Looks) -> Step:
     """One for each look of the tensors, as a step asks for."""
     maps, channels, places = shape[0], shape[1], shape[2] * shape[3]
     rows, group = triton.next_power_of_2(places), channels // groups

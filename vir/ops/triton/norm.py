@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vir.ops.triton.operators import differentiable
-from vir.ops.triton.runner import Step
+from vir.ops.triton.runner import Looks, Step, looks_of
 from vir.ops.triton.settings import processors
 
 NUMBERS = 2048  # of a program: two warps with 32 to a thread
@@ -78,10 +78,9 @@ def norm_back(  # type: ignore[no-untyped-def]
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Of the last axis, in float32 inside; without gradients."""
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    out = torch.empty(x.shape, device=x.device, dtype=dtype)
+    out = torch.empty_like(x, dtype=dtype)
     if x.numel():
-        step = _plan(x.numel() // x.shape[-1], x.shape[-1], eps, x.device, _look(x, weight, bias, out))
-        step.run(x, weight, bias, out)
+        _plan(x.shape, eps, x.device, dtype, looks_of(x, weight, bias)).run(x, weight, bias, out)
     return out
 
 
@@ -91,15 +90,11 @@ def layer_norm_back(x: Tensor, weight: Tensor, grad: Tensor, eps: float) -> tupl
     width = x.shape[-1]
     if not x.numel():
         return torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(weight)
-    step = _plan_back(x.numel() // width, width, eps, x.device, _look(x, weight, grad))
+    step = _plan_back(x.shape, eps, x.device, looks_of(x, weight, grad))
     dx, sums = torch.empty_like(x), torch.empty(step.grid[0], 2, width, device=x.device)
     step.run(x, weight, grad, dx, sums)
     dweight, dbias = sums.sum(0).to(weight.dtype)
     return dx, dweight, dbias
-
-
-def _look(*tensors: Tensor) -> tuple:
-    return tuple((x.dtype, x.data_ptr() % 16) for x in tensors)
 
 
 def _blocks(width: int, numbers: int, least_warps: int) -> tuple[dict[str, int], int]:
@@ -109,14 +104,16 @@ def _blocks(width: int, numbers: int, least_warps: int) -> tuple[dict[str, int],
 
 
 @lru_cache(maxsize=4096)
-def _plan(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
+def _plan(shape: torch.Size, eps: float, device: torch.device, dtype: torch.dtype, looks: Looks) -> Step:
     """One for each look of the tensors, as a step asks for."""
+    tokens, width = shape[:-1].numel(), shape[-1]
     constants, warps = _blocks(width, NUMBERS, 2)
     return Step(norm, (-(-tokens // constants["ROWS"]), 1), (tokens, eps), constants, (warps, 1, None))
 
 
 @lru_cache(maxsize=4096)
-def _plan_back(tokens: int, width: int, eps: float, device: torch.device, look: tuple) -> Step:
+def _plan_back(shape: torch.Size, eps: float, device: torch.device, looks: Looks) -> Step:
+    tokens, width = shape[:-1].numel(), shape[-1]
     constants, warps = _blocks(width, NUMBERS_BACK, 4)
     constants["STAGES"] = 3 if constants["BLOCK"] <= NUMBERS_BACK else 1  # of loads: shared memory is small
     programs = min(-(-tokens // constants["ROWS"]), PROGRAMS_BACK * processors(device))

@@ -49,12 +49,20 @@ def differentiable(now: Callable, saves: Callable, gradients: Callable) -> Calla
 
 def sequence_now(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor | None, final: bool, out: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """1D retention and, if `final`, its last state (else an empty tensor)."""
+) -> tuple[Tensor, Tensor | None]:
+    """1D retention and, if `final`, its last state."""
     return launch.walk(q, k, v, gamma, scale, state, final, dtype=q.dtype, out_dtype=out)
 
 
-sequence = registered("vir::sequence", sequence_now)
+def _sequence(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, state: Tensor | None, final: bool, out: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The same; an operator's results are tensors, so that the last state is one of no numbers if not `final`."""
+    made, end = sequence_now(q, k, v, gamma, scale, state, final, out)
+    return made, gamma.new_empty(0) if end is None else end
+
+
+sequence = registered("vir::sequence", _sequence)
 
 
 @torch.library.register_fake("vir::sequence")
@@ -96,9 +104,9 @@ def _sequence_saves(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(q, k, v, gamma, state)
 
 
-def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple:
+def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor | None) -> tuple:
     q, k, v, gamma, state = ctx.saved_tensors
-    grad_final = grad_state.contiguous() if ctx.final else None
+    grad_final = grad_state.contiguous() if ctx.final and grad_state is not None else None
     backward = sequence_backward if traced(grad) else _sequence_backward
     dq, dk, dv, first = backward(grad, grad_final, q, k, v, gamma, ctx.scale, state)
     return dq, dk, dv, None, None, None if state is None else first, None, None

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vir.ops.triton.runner import Step
+from vir.ops.triton.runner import Looks, Step, looks_of
 
 NUMBERS = 4096  # of a program: four warps with 32 to a thread
 LEAST_BLOCK, LARGEST_BLOCK = 16, 1024  # channels of a program, side by side
@@ -35,14 +35,14 @@ def scaled_sum(x: Tensor, part: Tensor, scale: Tensor) -> Tensor:
     x, part, scale = x.contiguous(), part.contiguous(), scale.contiguous()
     out = torch.empty_like(x)
     if x.numel():
-        look = tuple(y.data_ptr() % 16 for y in (x, part, scale, out))
-        _plan(x.numel() // x.shape[-1], x.shape[-1], x.dtype, x.device, look).run(x, part, scale, out)
+        _plan(x.shape, x.device, looks_of(x, part, scale)).run(x, part, scale, out)
     return out
 
 
 @lru_cache(maxsize=4096)
-def _plan(tokens: int, width: int, dtype: torch.dtype, device: torch.device, look: tuple) -> Step:
+def _plan(shape: torch.Size, device: torch.device, looks: Looks) -> Step:
     """One for each look of the tensors, as a step asks for."""
+    tokens, width = shape[:-1].numel(), shape[-1]
     block = min(width & -width, LARGEST_BLOCK)  # the largest power of two that divides the width
     rows = NUMBERS // block
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": rows}

@@ -10,6 +10,15 @@ from torch import Tensor
 from vir.ops.triton.settings import Schedule
 
 Numbers = tuple[int | float, ...]
+Looks = tuple[Any, ...]
+
+
+def looks_of(x: Tensor, y: Tensor, z: Tensor) -> Looks:
+    """All of three contiguous tensors, but their shapes, that decides which binary takes them: what PyTorch allocates
+    is aligned, so that one look at the addresses tells most of it."""
+    at = x.data_ptr(), y.data_ptr(), z.data_ptr()
+    aligned = (at[0] | at[1] | at[2]) % 16 == 0
+    return x.dtype, y.dtype, z.dtype, None if aligned else (at[0] % 16, at[1] % 16, at[2] % 16)
 
 
 class Step:
@@ -30,22 +39,29 @@ class Step:
         self.schedule = schedule
         self.interpreted = not isinstance(kernel, triton.JITFunction)
         self.binary: Any = None
-        self.start: Any = None  # the binary with its grid
+        self.start: Any = None  # the binary with its grid, once it ran
+        self.several = True  # GPUs: a launch goes to the one that is current
         self.values: tuple = ()
 
-    def run(self, *tensors: Tensor) -> None:
-        device = tensors[0].device
-        if not self.interpreted and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self.run(*tensors)
-        elif self.interpreted:
-            self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+    def run(self, *tensors: Any) -> None:
+        if self.start is None:
+            self._run_first(*tensors)
+        elif self.several and tensors[0].device.index != torch.cuda.current_device():
+            with torch.cuda.device(tensors[0].device):
+                self.start(*tensors, *self.values)
         else:
-            if self.start is None:
-                if self.binary is None:
-                    self.compile(*tensors)
-                self.start = self.binary[self.grid]
             self.start(*tensors, *self.values)
+
+    def _run_first(self, *tensors: Any) -> None:
+        if self.interpreted:
+            self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+            return
+        if self.binary is None:
+            self.compile(*tensors)
+        with torch.cuda.device(tensors[0].device):
+            start = self.binary[self.grid]
+            start(*tensors, *self.values)
+        self.start, self.several = start, torch.cuda.device_count() > 1
 
     def compile(self, *tensors: Tensor) -> None:
         """Without running it."""

@@ -1,6 +1,6 @@
 """2D retention: tiles of a grid, and bands of whole rows that a state passes through."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from vir.ops.triton.launch.plans import (
     Look,
     block,
     contiguous,
+    empty_as,
     kept,
     key,
     look,
@@ -32,10 +33,20 @@ from vir.ops.triton.settings import Tile
 FEW_ROWS = 3  # of tiles: their states are added where they are seen, not joined before
 
 
+class Box(TensorDescriptor):
+    """A tensor as the hardware copies it, box by box: what Triton checks of it at every call, a plan has seen to."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+Sides = tuple[list[int], list[int], list[int]]  # of a tensor, its strides, and the sides of a box
+
+
 class Grid(NamedTuple):
     states: tuple[int, ...] | None  # at corners, if there are any
     tiles: Step
-    box: tuple[int, ...] = ()  # what the hardware copies at once, if it does
+    boxes: tuple[Sides, Sides, Sides] | None = None  # of q, k, v, if the hardware copies them
 
 
 def grid(
@@ -57,23 +68,23 @@ def grid(
     plan = _grid_plan(
         look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
     )  # fmt: skip
-    out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=out_dtype)
+    out = empty_as(v, out_dtype)
     states = made = out
     if plan.states is not None:
         rounded = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        states = torch.empty(plan.states, device=q.device, dtype=rounded)
-        made = torch.zeros(plan.states[:2], device=q.device, dtype=torch.int32)
-    described: tuple[Any, ...] = (q, k, v)
-    if plan.box:
-        described = tuple(_in_boxes(x, rows, cols, plan.box) for x in described)
-    plan.tiles.run(q, k, v, out, states, made, gamma, *described)
+        states = gamma.new_empty(plan.states, dtype=rounded)
+        made = gamma.new_zeros(plan.states[:2], dtype=torch.int32)
+    if plan.boxes is None:
+        plan.tiles.run(q, k, v, out, states, made, gamma, q, k, v)
+    else:
+        of_q, of_k, of_v = plan.boxes
+        plan.tiles.run(q, k, v, out, states, made, gamma, Box(q, *of_q), Box(k, *of_k), Box(v, *of_v))
     return out
 
 
-def _in_boxes(x: Tensor, rows: int, cols: int, box: tuple[int, ...]) -> TensorDescriptor:
-    b, _, h, d = x.shape
-    of_image, of_token, *_ = x.stride()
-    return TensorDescriptor(x, [b, rows, cols, h * d], [of_image, cols * of_token, of_token, 1], list(box))
+def _in_boxes(x: Look, rows: int, cols: int, box: list[int]) -> Sides:
+    (b, _, h, d), (of_image, of_token, *_), *_ = x
+    return [b, rows, cols, h * d], [of_image, cols * of_token, of_token, 1], box
 
 
 def _fits_boxes(x: Look) -> bool:
@@ -118,7 +129,11 @@ def _grid_plan(
         CLASS=class_token, BACK=back, BOXES=boxed,
     )  # fmt: skip
     states = (b, h, above, tiles_x - 1, dk, dv) if corners else None
-    return Grid(states, step, (1, tile.rows, tile.cols, block(max(dk, dv))) if boxed else ())
+    if not boxed:
+        return Grid(states, step)
+    box = [1, tile.rows, tile.cols, block(max(dk, dv))]
+    of_q, of_k, of_v = (_in_boxes(x, rows, cols, box) for x in (q, k, v))
+    return Grid(states, step, (of_q, of_k, of_v))
 
 
 def _quadrant_plan(

@@ -13,6 +13,7 @@ from vir.ops.triton.launch.plans import (
     Look,
     Strides,
     contiguous,
+    empty_as,
     kept,
     key,
     look,
@@ -98,23 +99,21 @@ def walk(
     transposed: bool = False,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Output and, if asked for, the final state; a transposed state is `b h v k`."""
     q, k, v, state = rows_whole(q), rows_whole(k), rows_whole(v), whole(state)
-    b, n, h, dk = q.shape
-    dv = v.shape[3]
     plan = _walk_plan(
         look(q), look(k), look(v), look(gamma), look_if(state), scale, final, transposed, dtype, out_dtype
     )  # fmt: skip
-    out = torch.empty(b, n, h, dv, device=q.device, dtype=out_dtype)
-    end = torch.empty(b, h, dk, dv, device=q.device) if final else None
+    out = empty_as(v, out_dtype)
+    end = gamma.new_empty(q.shape[0], q.shape[2], q.shape[3], v.shape[3]) if final else None
     before: tuple[Call, ...] = ()
     if plan.starts is not None:
-        states = torch.empty(plan.starts.shape, device=k.device)
+        states = gamma.new_empty(plan.starts.shape)
         before, state = plan.starts.into(states, k, v, gamma, state, end), states
     last = q, k, v, out, out if state is None else state, out if end is None else end, gamma
     run_in_turn(*before, (plan.step, last))
-    return out, gamma.new_empty(0) if end is None else end
+    return out, end
 
 
 @kept
@@ -163,17 +162,15 @@ def walk_back(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of k, of v and, if asked for, of the first state."""
-    b, _, h, _ = q.shape
     grad, q, k, v, state = rows_whole(grad), rows_whole(q), rows_whole(k), rows_whole(v), whole(grad_state)
     plan = _walk_back_plan(
         look(grad), look(q), look(k), look(v), look(gamma), look_if(state), scale, first, dtype
     )  # fmt: skip
-    dk = torch.empty(k.shape, device=k.device, dtype=k.dtype)
-    dv = torch.empty(v.shape, device=v.device, dtype=v.dtype)
-    end = torch.empty(b, h, k.shape[3], v.shape[3], device=q.device) if first else None
+    dk, dv = empty_as(k, k.dtype), empty_as(v, v.dtype)
+    end = gamma.new_empty(q.shape[0], q.shape[2], k.shape[3], v.shape[3]) if first else None
     before: tuple[Call, ...] = ()
     if plan.starts is not None:
-        states = torch.empty(plan.starts.shape, device=k.device)
+        states = gamma.new_empty(plan.starts.shape)
         before, state = plan.starts.into(states, q, grad, gamma, state, end), states
     last = q, k, v, grad, dk, dv, dk if state is None else state, dk if end is None else end, gamma
     run_in_turn(*before, (plan.step, last))
