@@ -17,6 +17,7 @@ from vir.layers import norm as layer
 from vir.layers.norm import ChannelNorm, HeadsNorm, InnerNorm, TokenNorm
 from vir.ops import kernels
 from vir.ops.triton import group_norm
+from vir.ops.triton.runner import looks_of
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,6 +54,21 @@ def test_numbers_of_two_kinds_and_views() -> None:
     weight, bias = torch.randn(2, 96, device=DEVICE).half()
     want = F.layer_norm(x.double(), (96,), weight.double(), bias.double(), 1e-6)
     assert relative_error(kernels.layer_norm(x, weight, bias, 1e-6, torch.float32), want) < 1e-6
+
+
+@pytest.mark.parametrize("moved", [(1, 0, 0), (0, 3, 0), (0, 0, 5), (4, 4, 4), (8, 8, 8)], ids=str)
+def test_numbers_that_begin_anywhere(moved: tuple[int, int, int]) -> None:
+    """After others of that shape which begin where wide loads can: those loads must not be taken for these."""
+    for places in ((0, 0, 0), moved):
+        store = torch.randn(3, 8 + 5 * 96, device=DEVICE).to(torch.bfloat16)
+        x, weight, bias = (row[at : at + n] for row, at, n in zip(store, places, (5 * 96, 96, 96), strict=True))
+        want = F.layer_norm(x.reshape(5, 96).double(), (96,), weight.double(), bias.double(), 1e-6)
+        got = kernels.layer_norm(x.reshape(5, 96), weight, bias, 1e-6, x.dtype)
+        assert relative_error(got, want) < ROUNDING[x.dtype]
+    x, weight, bias = (torch.zeros(96 + 8, dtype=torch.bfloat16)[at : at + 96] for at in (*moved,))
+    whole = torch.zeros(96, dtype=torch.bfloat16)
+    alike = all(at % 8 == 0 for at in moved)
+    assert (looks_of(x, weight, bias) == looks_of(whole, whole, whole)) == alike
 
 
 def test_nothing_in_nothing_out() -> None:
