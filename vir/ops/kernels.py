@@ -63,10 +63,8 @@ def sequence(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
 ) -> tuple[Tensor, Any]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
-    run, gamma = (
-        _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state),
-        gamma.float(),
-    )
+    run = _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state)
+    gamma = gamma.float()
     if _fits_a_launch(q):
         return run(q, k, v, gamma, scale, state, final, dtype)
     return _joined(run(*part, gamma, scale, some, final, dtype) for *part, some in _launches(q, k, v, state))
@@ -76,7 +74,8 @@ def grid(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
-    run, gamma = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v), gamma.float()
+    run = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v)
+    gamma = gamma.float()
     if _fits_a_launch(q):
         return run(q, k, v, gamma, scale, rows, cols, dtype)
     return torch.cat([run(*part, gamma, scale, rows, cols, dtype) for *part, _ in _launches(q, k, v, None)])
@@ -86,7 +85,8 @@ def rows(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, cols: int, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
-    run, gamma = _way(_rows, operators.rows_now, _rows, q, k, v, state), gamma.float()
+    run = _way(_rows, operators.rows_now, _rows, q, k, v, state)
+    gamma = gamma.float()
     return _joined(run(*part, gamma, scale, cols, some, dtype) for *part, some in _launches(q, k, v, state))
 
 
