@@ -15,6 +15,13 @@ def qkv(n: int = 12, h: int = 2, d: int = 4, dtype: torch.dtype = torch.float32)
 GAMMA = ops.decay(2)
 
 
+def seen_before() -> None:
+    """Calls of the same looks that are right: what is kept of them must not let mistakes pass."""
+    ops.retention_1d(*qkv(), GAMMA, chunk=1)
+    ops.retention_1d(*qkv(), GAMMA)
+    ops.retention_2d(*qkv(), GAMMA, (3, 4))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
@@ -32,6 +39,7 @@ GAMMA = ops.decay(2)
     ],
 )
 def test_tensors(change, error: type[Exception], says: str) -> None:  # type: ignore[no-untyped-def]
+    seen_before()
     arguments = change(*qkv(), GAMMA)
     for call in (
         lambda: ops.retention_1d(*arguments),
@@ -50,9 +58,11 @@ def test_tensors(change, error: type[Exception], says: str) -> None:  # type: ig
         ({"form": "scan"}, "form='scan', expected one of"),
         ({"chunk": 0}, "chunk=0, expected a whole number of at least 1"),
         ({"chunk": 2.5}, "chunk=2.5, expected"),
+        ({"chunk": True}, "chunk=True, expected"),
     ],
 )
 def test_options(options: dict, says: str) -> None:
+    seen_before()
     with pytest.raises(ValueError, match=says):
         ops.retention_1d(*qkv(), GAMMA, **options)
 
@@ -67,9 +77,11 @@ def test_options(options: dict, says: str) -> None:
         ((12,), "expected \\(rows, cols\\)"),
         ((0, 12), "at least 1"),
         ((3.0, 4), "whole numbers"),
+        ((3, torch.tensor(4)), "whole numbers"),
     ],
 )
 def test_grid(grid: tuple, says: str) -> None:
+    seen_before()
     with pytest.raises(ValueError, match=says):
         ops.retention_2d(*qkv(), GAMMA, grid)
 

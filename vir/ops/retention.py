@@ -173,9 +173,10 @@ def _once(
     """The plan of a call, checked when its like first comes: where a GPU computes, the host's microseconds count."""
     if torch.compiler.is_compiling():
         return checked()
+    kinds = None if grid is None else (*map(type, grid),)  # 3.0 is as good a key as 3
     key = (
         q.shape, k.shape, v.shape, gamma.shape, q.dtype, k.dtype, v.dtype, gamma.dtype,
-        q.device, k.device, v.device, gamma.device, form, chunk, type(chunk), grid,
+        q.device, k.device, v.device, gamma.device, form, chunk, type(chunk), grid, kinds,
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         gamma.requires_grad,
     )  # fmt: skip
