@@ -38,15 +38,21 @@ def first_of(batch, head, stride_b, stride_h, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def within(dims, D: tl.constexpr):
+    """Which channels of a block are of its head."""
+    return (dims >= 0) & (dims < D)
+
+
+@triton.jit
 def load_rows(ptr, offsets, ok, dims, D: tl.constexpr, OPERAND: tl.constexpr):
     """Rows of a tile, zero where there is no token or no channel."""
-    mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & (dims < D)[None, :]
+    mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & within(dims, D)[None, :]
     return tl.load(ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(OPERAND)
 
 
 @triton.jit
 def store_rows(ptr, offsets, ok, dims, D: tl.constexpr, rows):
-    mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & (dims < D)[None, :]
+    mask = ok[:, None] if dims.shape[0] == D else ok[:, None] & within(dims, D)[None, :]
     tl.store(ptr + offsets[:, None] + dims[None, :], rows.to(ptr.dtype.element_ty), mask=mask)
 
 
@@ -57,7 +63,7 @@ def state_offsets(dims_k, dims_v, stride_k, stride_v):
 
 @triton.jit
 def state_mask(dims_k, dims_v, DK: tl.constexpr, DV: tl.constexpr):
-    return (dims_k < DK)[:, None] & (dims_v < DV)[None, :]
+    return within(dims_k, DK)[:, None] & within(dims_v, DV)[None, :]
 
 
 @triton.jit

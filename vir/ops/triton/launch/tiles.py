@@ -82,9 +82,16 @@ def grid(
     return out
 
 
-def _in_boxes(x: Look, rows: int, cols: int, box: list[int]) -> Sides:
+def _in_boxes(x: Look, rows: int, cols: int, height: int, width: int, channels: int) -> Sides:
+    """Boxes that reach from head to head."""
     (b, _, h, d), (of_image, of_token, *_), *_ = x
-    return [b, rows, cols, h * d], [of_image, cols * of_token, of_token, 1], box
+    return [b, rows, cols, h * d], [of_image, cols * of_token, of_token, 1], [1, height, width, channels]
+
+
+def _in_boxes_of_heads(x: Look, rows: int, cols: int, height: int, width: int, channels: int) -> Sides:
+    """Boxes that are zero beside their head."""
+    (b, _, h, d), (of_image, of_token, of_head, _), *_ = x
+    return [b, rows, cols, h, d], [of_image, cols * of_token, of_token, of_head, 1], [1, height, width, 1, channels]
 
 
 def _fits_boxes(x: Look) -> bool:
@@ -131,9 +138,8 @@ def _grid_plan(
     states = (b, h, above, tiles_x - 1, dk, dv) if corners else None
     if not boxed:
         return Grid(states, step)
-    box = [1, tile.rows, tile.cols, block(max(dk, dv))]
-    of_q, of_k, of_v = (_in_boxes(x, rows, cols, box) for x in (q, k, v))
-    return Grid(states, step, (of_q, of_k, of_v))
+    sides = rows, cols, tile.rows, tile.cols, block(max(dk, dv))
+    return Grid(states, step, (_in_boxes_of_heads(q, *sides), _in_boxes(k, *sides), _in_boxes(v, *sides)))
 
 
 def _quadrant_plan(
