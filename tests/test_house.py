@@ -66,3 +66,24 @@ def test_make_targets_of_the_readme_exist() -> None:
     assert {"demo", "test"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.M), f"the README names make {target}"
+
+
+def anchors(document: Path) -> set[str]:
+    """What GitHub makes of headings."""
+    heads = re.findall(r"^#+ (.*)$", document.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "RESULTS.md", "CONTRIBUTING.md", "results/README.md", "results/LIMITS.md", "runs/kept/README.md"],
+)
+def test_links_of_documents_lead_somewhere(name: str) -> None:
+    document = ROOT / name
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text())
+    for link in links:
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            target = document.parent / path if path else document
+            assert target.exists(), f"{name} links to {link}"
+            assert not anchor or anchor in anchors(target), f"{name} links to {link}"

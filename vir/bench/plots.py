@@ -111,7 +111,8 @@ def headline(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     panel.axhline(1, color=COLOURS["attention"], linestyle="--", label=f"{rival} with SDPA")
     sides = sorted({px for px, _ in rivals})
     panel.set(xscale="log", xlabel="pixels of a side", ylabel="images/s, times ViT")
-    panel.set_xticks(sides, [str(side) for side in sides])
+    batches = {side: max(batch for px, batch in rivals if px == side) for side in sides}
+    panel.set_xticks(sides, [f"{side}\nbatch {batches[side]}" for side in sides])
     panel.minorticks_off()
     panel.set_xlim(right=1.5 * sides[-1])  # room for the words
     panel.legend(frameon=False, loc="upper left")
@@ -149,7 +150,7 @@ def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
 
 
 def streaming(rows: Rows, origin: dict[str, Any], file: Path) -> None:
-    """Peak memory and speed against the size of the image; a cross at the last size where a contender gave up."""
+    """Peak memory and speed against the size of the image; a cross at the last size before a contender gave up."""
     plt = _pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     for name in dict.fromkeys(row["contender"] for row in rows):
@@ -166,7 +167,8 @@ def streaming(rows: Rows, origin: dict[str, Any], file: Path) -> None:
                 panel.plot(sizes[-1:], values[-1:], marker="x", markersize=14, color=colour)
     measured = sorted({row["height"] * row["width"] / 1e6 for row in rows})
     for panel, title, unit in zip(panels, ("peak memory", "speed"), ("GB", "megapixels/s"), strict=True):
-        panel.set(xscale="log", yscale="log", xlabel="megapixels", ylabel=unit, title=title)
+        note = "megapixels (x: larger ones were left out)"
+        panel.set(xscale="log", yscale="log", xlabel=note, ylabel=unit, title=title)
         panel.set_xticks(measured, [f"{size:,.0f}" for size in measured])
         panel.minorticks_off()
     panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -1,0 +1,102 @@
+"""The tables of the documents are those of their figures, and say what the figures say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vir.bench.tables import MARKED, _parser, refreshed, told
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = ("README.md", "RESULTS.md")
+ORIGIN = {"hardware": "some GPU", "commit": "abc1234"}
+
+
+def run_of(**speeds: float | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "family": "B", "model": {"ViT": "ViT-B/16", "ceiling": "ceiling B/16"}.get(name, f"ViR-B/16 {name[-2:]}"),
+            "size": [1024, 1024], "batch": 16, "mode": "inference", "compiled": False, "images_per_second": speed,
+            "spread": 0.01, "repeats": 5, "peak_bytes": 2 * 10**9, "missing": "" if speed else "out of memory",
+        }
+        for name, speed in speeds.items()
+    ]  # fmt: skip
+
+
+def table_of(rows: list[dict[str, Any]], folder: Path, *arguments: str) -> str:
+    file = folder / "figures.json"
+    file.write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
+    return told(_parser().parse_args([str(file), *arguments]))
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n\n")[0].splitlines()]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tables_are_those_of_the_figures(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If not: python -m vir.bench.tables --into README.md --into RESULTS.md."""
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / document).read_text()
+    assert text.count("<!-- tables ") == text.count("<!-- end -->") == len(MARKED.findall(text)) > 0
+    assert refreshed(text) == text
+
+
+def test_a_changed_number_is_made_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text()
+    assert "| 14.08 times |" in text
+    assert refreshed(text.replace("| 14.08 times |", "| 15.08 times |")) == text
+
+
+def test_models(tmp_path: Path) -> None:
+    table = table_of(run_of(ViT=100.0, k1D=180.0, k2D=150.0, ceiling=200.0), tmp_path)
+    heads, _, line = cells(table)
+    assert dict(zip(heads, line, strict=True)) == {
+        "px": "1024", "batch": "16", "ViT, images/s": "100.0", "1D": "180.0", "2D": "150.0", "1D / ViT": "1.80",
+        "2D / ViT": "1.50", "1D / ceiling": "0.900", "2D / ceiling": "0.750",
+        "peak memory: ViT, 1D, 2D": "2.00, 2.00, 2.00 GB",
+    }  # fmt: skip
+    assert table.endswith(": inference, eager, hardware some GPU, commit abc1234.")
+
+
+@pytest.mark.parametrize("unsure", [{"spread": 0.06}, {"repeats": 1}])
+def test_what_is_unsure_is_marked(unsure: dict[str, Any], tmp_path: Path) -> None:
+    rows = run_of(ViT=100.0, k1D=180.0, ceiling=200.0)
+    rows[0] |= unsure
+    table = table_of(rows, tmp_path)
+    assert cells(table)[2][2:6] == ["~100.0", "180.0", "~1.80", "0.900"]
+    assert "spread above 5 %" in table
+
+
+def test_what_did_not_fit_is_told(tmp_path: Path) -> None:
+    line = cells(table_of(run_of(ViT=None, k1D=180.0, ceiling=200.0), tmp_path))[2]
+    assert line[2:6] == ["out of memory", "180.0", "", "0.900"]
+
+
+def test_the_best_of_fla_counts(tmp_path: Path) -> None:
+    times = {"attention": 4.0, "fla chunk": 0.5, "fla parallel": 0.3, "kernel 1D": 0.2, "kernel 2D": 0.25}
+    row = {"tokens": 4096, "batch": 1, "limit": 0.1, "spread": 0.0, "forward": times, "backward": times}
+    assert cells(table_of([row], tmp_path, "--only", "1D"))[2][3:6] == ["0.300", "**0.200**", "1.50"]
+    assert cells(table_of([row], tmp_path, "--only", "2D"))[2][3:6] == ["4.00", "**0.250**", "16.00"]
+
+
+def test_what_is_not_one_kind_of_figures_is_refused(tmp_path: Path) -> None:
+    rows = run_of(ViT=100.0, k1D=180.0)
+    with pytest.raises(SystemExit, match="inference, compiled, inference, eager"):
+        table_of([rows[0], rows[1] | {"compiled": True}], tmp_path)
+    with pytest.raises(SystemExit, match="nothing"):
+        table_of(rows, tmp_path, "--px", "3")
+    command = [sys.executable, "-m", "vir.bench.tables", str(tmp_path / "none.json")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "none.json is not what vir bench" in run.stderr
+
+
+def test_every_file_of_results_is_named() -> None:
+    told = "".join((ROOT / name).read_text() for name in (*DOCUMENTS, "results/README.md", "results/LIMITS.md"))
+    files = [file.name for file in (ROOT / "results").rglob("*") if file.suffix != ".md" and file.is_file()]
+    assert [name for name in files if name not in told] == []
