@@ -3,6 +3,7 @@ import torch
 
 from vir import ops
 from vir.ops import naive
+from vir.ops.decay import remembered_mask_2d
 
 
 def test_log_decay_spreads_from_a_32nd_to_a_512th() -> None:
@@ -45,3 +46,10 @@ def test_masks_are_the_weights_of_the_definition() -> None:
 def test_mistakes_are_explained(heads: int, kind: str) -> None:
     with pytest.raises(ValueError, match=r"decay: got .* expected"):
         ops.decay(heads, kind)  # type: ignore[arg-type]
+
+
+def test_a_kept_mask_does_not_depend_on_the_device_that_is_default() -> None:
+    gamma = torch.tensor([0.123, 0.456])
+    with torch.device("meta"):
+        kept = remembered_mask_2d(gamma, (3, 4))
+    assert torch.equal(kept, ops.mask_2d(gamma, (3, 4)))

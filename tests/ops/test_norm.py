@@ -297,9 +297,9 @@ def test_groups_that_it_does_not_know_are_left_to_pytorch() -> None:
 
 def test_groups_that_need_gradients_are_pytorchs() -> None:
     norm, x = MapNorm(4, 32).to(DEVICE), torch.randn(3, 32, 7, 7, device=DEVICE)
-    assert not kernels.group_norm_serves(x, norm.weight, 4)
+    assert not kernels.group_norm_serves(x, norm.weight, norm.bias, 4)
     with torch.no_grad():
-        assert kernels.group_norm_serves(x, norm.weight, 4) == (DEVICE == "cuda")
+        assert kernels.group_norm_serves(x, norm.weight, norm.bias, 4) == (DEVICE == "cuda")
         assert relative_error(norm(x), F.group_norm(x.double(), 4)) < 1e-6
 
 

@@ -80,9 +80,11 @@ def test_they_fill_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("segments", [(2, 2), (2, 3), (3, 5), (3, 7)], indirect=True, ids=str)
-def test_states_in_pieces(segments: None) -> None:
-    """Of segments with several chunks: with as many pieces or fewer, with more, and with more than a walk adds up."""
-    *qkv, gamma = inputs(500, 16, 16, batch=1)
+@pytest.mark.parametrize("n", [500, 640])
+def test_states_in_pieces(n: int, segments: None) -> None:
+    """Of segments with several chunks: with as many pieces or fewer, with more, and with more than a walk adds up; the
+    last piece may have fewer chunks than the others."""
+    *qkv, gamma = inputs(n, 16, 16, batch=1)
     qkv = [x.requires_grad_() for x in qkv]
     grad = torch.randn(qkv[2].shape, dtype=torch.float64)
     want = ops.retention_1d(*qkv, gamma, form="parallel")
@@ -105,6 +107,18 @@ def test_tokens_that_have_faded_are_not_missed(segments: None) -> None:
     for dtype in ROUNDED:
         got = ops.retention_1d(*(x.to(DEVICE, dtype) for x in (q, k, v)), gamma.to(DEVICE), form="kernel")
         close("after", got[:, 350:], want[:, 350:], KERNEL_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("segments", [2], indirect=True)
+def test_in_full_precision_less_is_forgotten(segments: None) -> None:
+    """Tokens that would be lost in the rounding of others, but are thousands of times larger."""
+    q, k, v, _ = inputs(700, 16, 16, batch=1)
+    v[:, 100:190] *= 2**13
+    gamma = torch.tensor([0.88, 0.9, 0.95], dtype=torch.float64)
+    want = ops.retention_1d(q, k, v, gamma, form="parallel")
+    got = ops.retention_1d(*(x.to(DEVICE, torch.float32) for x in (q, k, v)), gamma.to(DEVICE), form="kernel")
+    for head in range(3):
+        close(f"head {head}", got[:, 350:360, head], want[:, 350:360, head], KERNEL_TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("segments", [1, 3], indirect=True)

@@ -51,7 +51,7 @@ class MapNorm(nn.GroupNorm):
     """A GroupNorm by its own kernel where no gradient is asked for; under autocast its maps stay as they come."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.group_norm_serves(x, self.weight, self.num_groups):
+        if kernels.group_norm_serves(x, self.weight, self.bias, self.num_groups):
             return kernels.group_norm(x, self.weight, self.bias, self.num_groups, self.eps)
         return super().forward(x)
 

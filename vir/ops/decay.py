@@ -78,4 +78,4 @@ def remembered_mask_2d(gamma: Tensor, grid: tuple[int, int]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _mask_2d_of(gammas: tuple[float, ...], dtype: torch.dtype, grid: tuple[int, int]) -> Tensor:
-    return mask_2d(torch.tensor(gammas, dtype=dtype), grid)
+    return mask_2d(torch.tensor(gammas, dtype=dtype, device="cpu"), grid)  # whatever the default device is now

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from vir.ops.decay import mask_1d
 
@@ -64,7 +65,7 @@ def sequence(
 ) -> tuple[Tensor, Any]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
     run = _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state)
-    gamma = gamma.float()
+    gamma = _decays(gamma)
     if _fits_a_launch(q):
         return run(q, k, v, gamma, scale, state, final, dtype)
     return _joined(run(*part, gamma, scale, some, final, dtype) for *part, some in _launches(q, k, v, state))
@@ -75,7 +76,7 @@ def grid(
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
     run = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v)
-    gamma = gamma.float()
+    gamma = _decays(gamma)
     if _fits_a_launch(q):
         return run(q, k, v, gamma, scale, rows, cols, dtype)
     return torch.cat([run(*part, gamma, scale, rows, cols, dtype) for *part, _ in _launches(q, k, v, None)])
@@ -86,7 +87,7 @@ def rows(
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
     run = _way(_rows, operators.rows_now, _rows, q, k, v, state)
-    gamma = gamma.float()
+    gamma = _decays(gamma)
     return _joined(run(*part, gamma, scale, cols, some, dtype) for *part, some in _launches(q, k, v, state))
 
 
@@ -104,9 +105,14 @@ def _rows(
     return out.to(dtype), final
 
 
+def _decays(gamma: Tensor) -> Tensor:
+    """As kernels read them: one after another."""
+    return gamma.float().contiguous()
+
+
 def norm_serves(x: Tensor) -> bool:
-    """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced."""
-    return x.is_cuda and usable("cuda") and not operators.traced(x)
+    """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced; it computes in float32."""
+    return x.is_cuda and usable("cuda") and x.dtype != torch.float64 and not operators.traced(x)
 
 
 def learns(*tensors: Tensor) -> bool:
@@ -130,9 +136,9 @@ def scaled_sum(x: Tensor, part: Tensor, scale: Tensor) -> Tensor:
     return plus.scaled_sum(x, part, scale)
 
 
-def group_norm_serves(x: Tensor, weight: Tensor, groups: int) -> bool:
+def group_norm_serves(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> bool:
     """Whether `group_norm` may stand in for PyTorch's: it has no gradients."""
-    return norm_serves(x) and not learns(x, weight) and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
+    return norm_serves(x) and not learns(x, weight, bias) and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
@@ -143,8 +149,18 @@ def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Ten
     """PyTorch's registered operators cost the host as much as the kernels cost the GPU: they are for tracing alone."""
     if operators.traced(inputs[0]):
         return traced
-    gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return differentiable if gradients else now
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return differentiable
+    if not torch.is_inference_mode_enabled() and any(map(_is_dual, inputs)):
+        raise NotImplementedError(
+            "form='kernel' has no derivatives in forward mode (dual numbers, jvp). Use form='parallel' or 'chunkwise'."
+        )
+    return now
+
+
+def _is_dual(x: Tensor | None) -> bool:
+    """Whether derivatives are carried along with it: a kernel would lose them without a word."""
+    return x is not None and forward_ad.unpack_dual(x).tangent is not None
 
 
 def _launches(
@@ -154,6 +170,8 @@ def _launches(
     if _fits_a_launch(q):
         return [(q, k, v, state)]
     most = MOST_HEADS // q.shape[2]
+    if not most:
+        raise ValueError(f"form='kernel' with {q.shape[2]} heads, expected at most {MOST_HEADS}. Use form='chunkwise'.")
     parts = [slice(start, start + most) for start in range(0, len(q), most)]
     return [(q[some], k[some], v[some], None if state is None else state[some]) for some in parts]
 

@@ -11,6 +11,7 @@ from vir.ops import checks, forms_1d, forms_2d, kernels
 from vir.ops.dispatch import Form, Plan, plan_1d, plan_2d, stateful_1d, stateful_2d
 from vir.ops.parts import concatenate
 
+MOST_PLANS = 4096  # kept: a server may see images of any size
 _PLANS: dict[tuple, Plan] = {}
 
 
@@ -146,7 +147,8 @@ def retention_2d_stream(
     plan = plan_2d(grid, chunk=chunk, **_where(q, k, v))
     if plan.form == "kernel" and patches:
         rows = q[:, :patches], k[:, :patches], v[:, :patches]
-        out, state = kernels.rows(*rows, gamma, _scale(q, scale), v.dtype, cols, state)
+        with _no_autocast(q):
+            out, state = kernels.rows(*rows, gamma, _scale(q, scale), v.dtype, cols, state)
         if patches == q.shape[1]:
             return out, state
         token = q[:, patches:], k[:, patches:], v[:, patches:]
@@ -185,7 +187,11 @@ def _once(
     except TypeError:  # something that cannot be a key, such as a list
         return checked()
     except KeyError:
-        return _PLANS.setdefault(key, checked())
+        plan = checked()
+        if len(_PLANS) >= MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = plan
+        return plan
 
 
 def _rows_then_class_token(
@@ -222,7 +228,7 @@ def _where(q: Tensor, k: Tensor, v: Tensor) -> Where:
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else scale
+    return q.shape[-1] ** -0.5 if scale is None else float(scale)  # numpy's numbers are not Triton's
 
 
 def _no_state(q: Tensor, k: Tensor, v: Tensor, cols: int | None = None) -> Tensor:

@@ -10,7 +10,8 @@ The class token sees all patches from one row under the last; turned, it is seen
 
 BOXES are loads by the hardware's own copies, a block of patches at once: they leave zeros where the grid ends, and need
 no addresses of programs. A box is as wide as a block of channels, so that those of k and v reach into other heads: q is
-zero there, which takes that out of k, and no such channel of v is stored.
+zero there, which takes that out of k, and no such channel of v is stored. (Only numbers: an infinity in k makes NaN of
+the head beside it as well.)
 """
 
 import triton

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vir.ops.triton.operators import differentiable
+from vir.ops.triton.operators import differentiable, only_first
 from vir.ops.triton.runner import Looks, Step, looks_of
 from vir.ops.triton.settings import processors
 
@@ -91,7 +91,7 @@ def layer_norm_back(x: Tensor, weight: Tensor, grad: Tensor, eps: float) -> tupl
     if not x.numel():
         return torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(weight)
     step = _plan_back(x.shape, eps, x.device, looks_of(x, weight, grad))
-    dx, sums = torch.empty_like(x), torch.empty(step.grid[0], 2, width, device=x.device)
+    dx, sums = torch.empty_like(x), torch.empty(step.grid[0], 2, width, device=x.device, dtype=torch.float32)
     step.run(x, weight, grad, dx, sums)
     dweight, dbias = sums.sum(0).to(weight.dtype)
     return dx, dweight, dbias
@@ -125,6 +125,7 @@ def _saves(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(x, weight)
 
 
+@only_first
 def _gradients(ctx: Any, grad: Tensor) -> tuple:
     x, weight = ctx.saved_tensors
     return *layer_norm_back(x, weight, grad, ctx.eps), None, None

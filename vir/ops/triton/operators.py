@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vir.ops.triton import launch
 
@@ -40,11 +39,24 @@ def differentiable(now: Callable, saves: Callable, gradients: Callable) -> Calla
             return output
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, *grads: Any) -> Any:
             return gradients(ctx, *grads)
 
     return Eager.apply
+
+
+def only_first(gradients: Callable) -> Callable:
+    """Of an operator whose gradients have none of their own: an error where they are asked for, not zeros."""
+
+    def checked(ctx: Any, *grads: Any) -> tuple:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "kernels have no second derivatives, which create_graph=True asks for. Use form='parallel' or "
+                "'chunkwise', for a model set_form('chunkwise')."
+            )
+        return gradients(ctx, *grads)
+
+    return checked
 
 
 def sequence_now(
@@ -104,6 +116,7 @@ def _sequence_saves(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(q, k, v, gamma, state)
 
 
+@only_first
 def _sequence_gradients(ctx: Any, grad: Tensor, grad_state: Tensor | None) -> tuple:
     q, k, v, gamma, state = ctx.saved_tensors
     grad_final = grad_state.contiguous() if ctx.final and grad_state is not None else None
@@ -154,6 +167,7 @@ def _grid_saves(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*qkv)
 
 
+@only_first
 def _grid_gradients(ctx: Any, grad: Tensor) -> tuple:
     q, k, v, gamma = ctx.saved_tensors
     backward = grid_backward if traced(grad) else _grid_backward

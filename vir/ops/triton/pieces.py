@@ -17,7 +17,8 @@ def log2_decay(gamma_ptr, head):
     series = 1.0 + zz * (1.0 / 3 + zz * (1.0 / 5 + zz * (1.0 / 7 + zz * (1.0 / 9 + zz * series))))
     near_one = z * series * 2.8853900817779268  # 2 / ln 2
     log2 = tl.where(gamma > 0.5, near_one, tl.log2(gamma))
-    return tl.maximum(log2, -1000.0)  # gamma 0 forgets at once, without 0 * inf
+    # gamma 0 forgets at once, without 0 * inf; what is no decay gives no number.
+    return tl.maximum(log2, -1000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def fading(lg, steps):
 @triton.jit
 def first_of(batch, head, stride_b, stride_h, ALIGN: tl.constexpr):
     """Where a head begins; ALIGN is what its stride is known to be a multiple of, so that loads are wide."""
-    return batch * stride_b + tl.multiple_of(head * stride_h, ALIGN)
+    return batch * stride_b + tl.multiple_of(tl.cast(head, tl.int64) * stride_h, ALIGN)
 
 
 @triton.jit
@@ -76,7 +77,8 @@ def operand(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """Round a float32 result to what goes into the next product; for tf32 by hand, because the GPU would truncate."""
     if tl.float32 == OPERAND and PRECISION == "tf32":
         bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, rounded, x)  # all bits of NaN but the sign may be set: rounded up, that would be zero
     return x.to(OPERAND)
 
 

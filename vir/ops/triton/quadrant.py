@@ -25,7 +25,7 @@ def quadrant(
     EVEN: tl.constexpr, CLASS: tl.constexpr, BACK: tl.constexpr,
     ALIGN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    program, head = tl.program_id(0), tl.program_id(1)
+    program, head = tl.program_id(0), tl.cast(tl.program_id(1), tl.int64)
     q_ptr += tl.multiple_of(head * q_h, ALIGN)
     k_ptr += tl.multiple_of(head * k_h, ALIGN)
     v_ptr += tl.multiple_of(head * v_h, ALIGN)

@@ -67,10 +67,10 @@ class Step:
         """Without running it."""
         warps, stages, registers = self.schedule
         options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, "grid": self.grid}
-        with torch.cuda.device(tensors[0].device):  # a thread of its own would compile for the first GPU
-            self.binary = self.kernel.warmup(*tensors, *self.numbers, **self.constants, **options)
         names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
         self.values = *self.numbers, *(self.constants[name] for name in names)
+        with torch.cuda.device(tensors[0].device):  # a thread of its own would compile for the first GPU
+            self.binary = self.kernel.warmup(*tensors, *self.numbers, **self.constants, **options)
 
 
 Call = tuple[Step, tuple[Tensor, ...]]

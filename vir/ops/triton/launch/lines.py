@@ -15,7 +15,7 @@ def line_states(
     k, v = rows_whole(k), rows_whole(v)
     b, n, h, dk = k.shape
     step = _line_states_plan(look(k), look(v), look(gamma), scale, cols, length, back, dtype)
-    states = torch.empty(b, h, _lines(n, cols, length), dk, v.shape[3], device=k.device)
+    states = torch.empty(b, h, _lines(n, cols, length), dk, v.shape[3], device=k.device, dtype=torch.float32)
     step.run(k, v, states, gamma)
     return states
 

@@ -31,6 +31,7 @@ from vir.ops.triton.runner import Step
 from vir.ops.triton.settings import Tile
 
 FEW_ROWS = 3  # of tiles: their states are added where they are seen, not joined before
+REACH = 2**27  # numbers between the rows of a grid: for some rows of a tile, 32 bits hold how far that is
 
 
 class Box(TensorDescriptor):
@@ -64,7 +65,7 @@ def grid(
     tile: Tile | None = None,
 ) -> Tensor:
     """2D retention; one token more than rows * cols is the class token."""
-    q, k, v = rows_whole(q), rows_whole(k), rows_whole(v)
+    q, k, v = _in_reach(q, cols), _in_reach(k, cols), _in_reach(v, cols)
     plan = _grid_plan(
         look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
     )  # fmt: skip
@@ -80,6 +81,20 @@ def grid(
         of_q, of_k, of_v = plan.boxes
         plan.tiles.run(q, k, v, out, states, made, gamma, Box(q, *of_q), Box(k, *of_k), Box(v, *of_v))
     return out
+
+
+def _in_reach(x: Tensor, cols: int) -> Tensor:
+    """Channels side by side, and rows of the grid not further apart than a tile can tell: else a copy."""
+    x = rows_whole(x)
+    if abs(x.stride(1)) * cols <= REACH:
+        return x
+    x = x.contiguous()
+    if x.stride(1) * cols > REACH:
+        raise ValueError(
+            f"form='kernel' with {cols} columns of {x.shape[2]} heads of {x.shape[3]}, expected at most {REACH} "
+            "numbers in a row of patches. Use form='chunkwise'."
+        )
+    return x
 
 
 def _in_boxes(x: Look, rows: int, cols: int, height: int, width: int, channels: int) -> Sides:
