@@ -39,7 +39,7 @@ class Step:
         self.schedule = schedule
         self.interpreted = not isinstance(kernel, triton.JITFunction)
         self.binary: Any = None
-        self.start: Any = None  # the binary with its grid, once it ran
+        self.start: Any = None  # the binary with its grid: the last that is set
         self.several = True  # GPUs: a launch goes to the one that is current
         self.values: tuple = ()
 
@@ -56,21 +56,19 @@ class Step:
         if self.interpreted:
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
             return
-        if self.binary is None:
-            self.compile(*tensors)
-        with torch.cuda.device(tensors[0].device):
-            start = self.binary[self.grid]
-            start(*tensors, *self.values)
-        self.start, self.several = start, torch.cuda.device_count() > 1
+        self.compile(*tensors)
+        self.run(*tensors)
 
-    def compile(self, *tensors: Tensor) -> None:
-        """Without running it."""
+    def compile(self, *tensors: Any) -> None:
+        """Without running it: the kernel, and what starts it, which Triton 3.6 builds with a C compiler."""
         warps, stages, registers = self.schedule
         options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, "grid": self.grid}
         names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
         self.values = *self.numbers, *(self.constants[name] for name in names)
+        self.several = torch.cuda.device_count() > 1
         with torch.cuda.device(tensors[0].device):  # a thread of its own would compile for the first GPU
             self.binary = self.kernel.warmup(*tensors, *self.numbers, **self.constants, **options)
+            self.start = self.binary[self.grid]
 
 
 Call = tuple[Step, tuple[Tensor, ...]]
@@ -79,8 +77,8 @@ Call = tuple[Step, tuple[Tensor, ...]]
 def run_in_turn(*calls: Call) -> None:
     """What a first run has to compile is compiled side by side: that takes as long as its slowest kernel."""
     last, _ = calls[-1]
-    if len(calls) > 1 and last.binary is None and not last.interpreted:
-        new = [(step, tensors) for step, tensors in calls if step.binary is None]
+    if len(calls) > 1 and last.start is None and not last.interpreted:
+        new = [(step, tensors) for step, tensors in calls if step.start is None]
         with ThreadPoolExecutor(len(new)) as pool:
             list(pool.map(lambda call: call[0].compile(*call[1]), new))
     for step, tensors in calls:
