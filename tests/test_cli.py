@@ -95,6 +95,27 @@ def test_bench_asks_for_a_folder_before_it_measures(tmp_path: Path) -> None:
     assert "does not exist" in words(result.output)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["bench", "stream", "--plot"], ["bench", "draw", "some.json", "--out"], ["mosaic", "--out"], ["demo", "--out"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(("file", "says"), [("a.foo", "expected .png"), ("missing/a.png", "does not exist")])
+def test_pictures_that_cannot_be_drawn_are_refused_first(
+    arguments: list[str], file: str, says: str, tmp_path: Path
+) -> None:
+    result = run(app, [*arguments, str(tmp_path / file)])
+    assert result.exit_code == 2
+    assert says in words(result.output)
+
+
+def test_models_that_there_are_not_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    result = run(app, ["bench", "models", "--model", "S", "--model", "Q"])
+    assert result.exit_code == 2
+    assert "--model Q: expected one of S, B, L" in words(result.output)
+
+
 def test_bench_forms_compares_auto_with_the_best(tmp_path: Path) -> None:
     out = tmp_path / "forms.json"
     result = run(app, ["bench", "forms", "--side", "4", "--heads", "1", "--repeats", "1", "--json", str(out)])

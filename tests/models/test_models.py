@@ -1,10 +1,13 @@
 """ViR and HViR: forms, sizes, ablations, precision, compilation."""
 
+from collections.abc import Callable
+
 import pytest
 import timm
 import torch
 from small import FAMILIES, RETENTIONS, image, small
 from torch import nn
+from torch.nn.utils import prune
 
 from vir import ops
 from vir.layers.blocks import ABLATIONS, RetentionBlock
@@ -301,6 +304,41 @@ def test_scaled_weights_are_a_scaled_result(tokens: int) -> None:
     for a, b in zip(torch.autograd.grad(out, inputs, weights), torch.autograd.grad(want, inputs, weights), strict=True):
         assert torch.allclose(a, b, atol=1e-12)
     assert torch.equal(scaled_linear(linear, x, None), linear(x))
+
+
+def replaced_forward(linear: nn.Linear) -> None:
+    """As adapters do it."""
+    usual, more = linear.forward, nn.Linear(linear.in_features, linear.out_features).double()
+    linear.forward = lambda x: usual(x) + more(x)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced_forward,
+        lambda linear: linear.register_forward_hook(lambda module, given, out: out + 1),
+        lambda linear: linear.register_forward_pre_hook(lambda module, given: (given[0] + 1,)),
+        lambda linear: prune.random_unstructured(linear, "weight", 0.5),
+        nn.utils.parametrizations.weight_norm,
+    ],
+    ids=["replaced forward", "hook", "hook before", "pruned", "parametrized"],
+)
+def test_what_is_added_to_a_linear_layer_counts_with_and_without_gradients(change: Callable) -> None:
+    block = RetentionBlock(32, 2, "1d", init_values=0.5).double().eval()
+    x = torch.randn(2, 256, 32, dtype=torch.float64)
+    bare = block(x, (16, 16))
+    for linear in (block.retention.proj, block.mlp.fc2):
+        with torch.no_grad():
+            linear.weight *= 1 + torch.rand(32, 1)
+        change(linear)
+    with torch.no_grad():
+        want = block(x, (16, 16))
+    for _ in range(2):
+        out = block(x, (16, 16))
+        assert torch.allclose(out, want, atol=1e-12)
+        out.sum().backward()
+    assert all(weight.grad is not None for weight in block.parameters())
+    assert not torch.allclose(want, bare, atol=1e-3)
 
 
 @pytest.mark.parametrize("scaled", [0.3, None], ids=str)

@@ -50,8 +50,8 @@ def fenced() -> Iterator[None]:
         return store(self, pointers, value, mask, *rest, **named)
 
     def call_from_kernel(self: InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
-        """Triton prepares its language for each call anew, which takes half of all the time: once a launch is enough for
-        the functions of a file."""
+        """Triton prepares its language for each call anew, which takes a third of all the time: once a launch is enough
+        for the functions of a file."""
         if self.fn.__module__ in prepared:
             return self.rewrite()(*args, **kwargs)
         prepared.add(self.fn.__module__)

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from bounds import poisoned_and_fenced
 from compare import relative_error
 from timm.layers import LayerNorm2d
+from torch.autograd import forward_ad
 
 pytest.importorskip("triton")
 from vir.heads.box_heads import MapNorm
 from vir.layers import norm as layer
-from vir.layers.norm import ChannelNorm, HeadsNorm, InnerNorm, TokenNorm
+from vir.layers.norm import ChannelNorm, HeadsNorm, InnerChannelNorm, InnerNorm, TokenNorm
 from vir.ops import kernels
 from vir.ops.triton import group_norm
 from vir.ops.triton.runner import looks_of
@@ -130,7 +131,7 @@ def test_gradients_of_nothing_are_nothing() -> None:
 
 
 def test_few_tokens_are_pytorchs_but_those_that_it_would_convert(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
     used, usual = [], kernels.layer_norm
     monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))
     norm, x = HeadsNorm(96).to(DEVICE), torch.randn(1, 4, 96, device=DEVICE)
@@ -156,7 +157,7 @@ def test_what_autocast_would_round_is_rounded_at_once(
     kind: type[TokenNorm], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside blocks; a model's last norm gives float32, as PyTorch's does."""
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
     served_from(4 * 48, monkeypatch)
     norm, x = kind(48).to(DEVICE), torch.randn(1, tokens, 48, device=DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -166,10 +167,39 @@ def test_what_autocast_would_round_is_rounded_at_once(
     assert norm(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [(ChannelNorm, torch.float32), (InnerChannelNorm, torch.bfloat16)])
+def test_maps_under_autocast(kind: type[TokenNorm], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a backbone are float32, however large they are; what a convolution takes is rounded at once."""
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
+    served_from(4 * 48, monkeypatch)
+    norm, x = kind(48).to(DEVICE), torch.randn(1, 48, 2, 2, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert norm(x).dtype == dtype
+        assert norm(x[..., 1:]).dtype == torch.float32
+
+
+def test_weights_of_another_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
+    served_from(1, monkeypatch)
+    with pytest.raises(RuntimeError, match="48"):
+        TokenNorm(48).to(DEVICE)(torch.randn(1, 4, 96, device=DEVICE))
+
+
+def test_derivatives_in_forward_mode_are_left_to_pytorch() -> None:
+    x = torch.randn(2, 4, 48, device=DEVICE)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for given in ((dual,), (x, dual)):
+            assert not kernels.norm_serves(*given)
+            assert kernels._carry_derivatives(*given)
+    assert not kernels._carry_derivatives(x, None)
+    assert kernels.norm_serves(x) == (DEVICE == "cuda")
+
+
 @pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("kept", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_of_channels_equals_timms(kept: torch.memory_format, by_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: by_kernel)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: by_kernel)
     served_from(1, monkeypatch)
     ours, timms = ChannelNorm(20).to(DEVICE), LayerNorm2d(20).to(DEVICE).double()
     ours.load_state_dict({"weight": torch.randn(20), "bias": torch.randn(20)})
@@ -198,9 +228,9 @@ def test_models_learn_the_same_by_kernel(rounded: bool, monkeypatch: pytest.Monk
             loss = F.cross_entropy(model(images), torch.tensor([0, 2], device=DEVICE))
             return list(torch.autograd.grad(loss, list(model.parameters())))
 
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: False)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: False)
     wanted = gradients()
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
     served_from(1, monkeypatch)
     for got, want in zip(gradients(), wanted, strict=True):
         assert relative_error(got, want) < (5e-2 if rounded else 1e-5)
@@ -211,7 +241,7 @@ def test_models_learn_the_same_by_kernel(rounded: bool, monkeypatch: pytest.Monk
 def test_of_many_tokens_by_the_kernel(
     of_x: torch.dtype, of_weight: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)  # a CPU's are served by the interpreter
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)  # a CPU's are served by the interpreter
     served_from(4 * 48, monkeypatch)
     used, usual = [], kernels.layer_norm
     monkeypatch.setattr(kernels, "layer_norm", lambda *args: used.append(1) or usual(*args))
@@ -227,7 +257,7 @@ def test_of_many_tokens_by_the_kernel(
 
 def test_gradients_by_the_kernel_want_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """They cost the host more than PyTorch's."""
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
     monkeypatch.setattr(layer, "MANY", 2 * 48)
     monkeypatch.setattr(layer, "MANY_LEARNED", 4 * 48)
     used, usual = [], kernels.layer_norm

@@ -49,7 +49,7 @@ def test_same_bits_twice() -> None:
 
 
 def test_what_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)  # a CPU's are served by the interpreter
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)  # a CPU's are served by the interpreter
     x, part, scale = (torch.randn(*shape, device=DEVICE) for shape in ((2, 4, 48), (2, 4, 48), (48,)))
     assert kernels.scaled_sum_serves(x, part, scale)
     assert not kernels.scaled_sum_serves(x, part[:1], scale)
@@ -60,7 +60,7 @@ def test_what_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("many", [True, False])
 def test_blocks_take_it_where_tokens_are_many(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
     x, part, scale = (torch.randn(*shape, device=DEVICE) for shape in ((2, 4, 48), (2, 4, 48), (48,)))
     monkeypatch.setattr(blocks, "MANY", x.numel() + (not many))
     used, usual = [], plus.scaled_sum

@@ -24,7 +24,7 @@ from vir.data.loading import Batch, Share
 from vir.train import loop
 from vir.train.loop import train
 from vir.train.recipes import RECIPES, Recipe
-from vir.train.setup import CannotTrain, Run
+from vir.train.setup import CannotTrain, Run, check_batch, precision
 from vir.train.tasks import Classification
 
 COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
@@ -245,6 +245,22 @@ def test_a_full_disk_keeps_the_last_checkpoint(data: Path, tmp_path: Path, monke
 def test_settings_that_do_not_fit(changes: dict, says: str, data: Path, tmp_path: Path) -> None:
     with pytest.raises(CannotTrain, match=says):
         train(replace(PLAIN, **changes), run_in(data, tmp_path), SILENT)
+
+
+def test_steps_of_classifiers_alone_are_recorded() -> None:
+    with pytest.raises(CannotTrain, match="--recorded is of classification"):
+        check_batch(replace(PLAIN, recorded=True, task="detection"), 48, Share())
+
+
+@pytest.mark.parametrize(("emulated", "taken"), [(True, "no"), (False, "bf16")])
+def test_half_precision_only_where_it_is_no_emulation(
+    emulated: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
+    )
+    assert precision(replace(PLAIN, precision="auto")) == taken
 
 
 def test_recipes_are_complete() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +103,19 @@ def provenance(device: str, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "torch": torch.__version__,
         "timm": timm.__version__,
-        **({"triton": version("triton"), "cuda": str(torch.version.cuda)} if device == "cuda" else {}),
+        **({**_triton(), "cuda": str(torch.version.cuda)} if device == "cuda" else {}),
         "vir": vir.__version__,
         "commit": _commit(),
         "date": date.today().isoformat(),
     }
+
+
+def _triton() -> dict[str, str]:
+    """Nothing where there is none by this name: then kernels are left to PyTorch, or it comes as another package."""
+    try:
+        return {"triton": version("triton")}
+    except PackageNotFoundError:
+        return {}
 
 
 def joined(origins: list[dict[str, Any]]) -> dict[str, Any]:

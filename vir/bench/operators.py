@@ -137,7 +137,7 @@ def _row(side: int, batch: int, repeats: int, backward: bool, runs: dict[str, Co
     back = {}
     if backward:
         back = _times({n: _gradients(run, _as_liked(n, q, k, v), grad) for n, run in runs.items()}, repeats)
-    spread = max(t.spread for t in (*forward.values(), *back.values()))
+    spread = max((t.spread for t in (*forward.values(), *back.values())), default=0.0)
     return Row(
         side, batch, limit, _milliseconds(forward), _milliseconds(called), _milliseconds(back), spread, errors
     )  # fmt: skip
@@ -154,7 +154,7 @@ def _times(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Timin
             graphs[name] = recorded(call)
         except torch.OutOfMemoryError:  # shown by its absence
             torch.cuda.empty_cache()
-    return time_on_gpu(graphs, repeats)
+    return time_on_gpu(graphs, repeats) if graphs else {}
 
 
 def _gradients(run: Contender, qkv: tuple[Tensor, ...], grad: Tensor) -> Callable[[], Any]:

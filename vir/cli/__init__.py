@@ -14,7 +14,7 @@ from vir.cli.bench import bench
 from vir.cli.bench_trained import bench_trained
 from vir.cli.drawing import draw
 from vir.cli.serving import serve
-from vir.cli.shared import Sizes, console, fail, megabytes
+from vir.cli.shared import Sizes, a_picture, console, fail, megabytes
 from vir.cli.streaming import mosaic, stream
 
 app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
@@ -78,7 +78,7 @@ def demo(
     checkpoint: Annotated[
         str, typer.Option(help="The .safetensors file of a trained model, or the name of weights that ship.")
     ] = weights.DEFAULT,
-    out: Annotated[Path, typer.Option(help="The sheet of pictures to write.")] = Path("demo.png"),
+    out: Annotated[Path, typer.Option(help="The sheet of pictures to write.", callback=a_picture)] = Path("demo.png"),
 ) -> None:
     """Ask a trained model what photographs show, and draw a sheet of its answers."""
     from vir.answers import Classes

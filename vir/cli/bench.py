@@ -10,7 +10,19 @@ import typer
 from rich.table import Table
 
 from vir.cli.figures import origin_of, report, tell, working, write
-from vir.cli.shared import Batch, Batches, Json, Plot, Repeats, Sizes, Threads, console, fail, megabytes
+from vir.cli.shared import (
+    Batch,
+    Batches,
+    Json,
+    Plot,
+    Repeats,
+    Sizes,
+    Threads,
+    a_picture,
+    console,
+    fail,
+    megabytes,
+)
 
 Graphs = Annotated[bool, typer.Option("--graphs", help="With torch.compile, as CUDA graphs: the host counts no more.")]
 
@@ -144,11 +156,12 @@ def bench_models(
     mode: models.Mode = "training" if training else "inference"
     how: models.Compiled = "graphs" if graphs else compiled
     rows: list[dict[str, Any]] = []
+    for kind in kinds or ():
+        if kind not in models.SIZES:
+            fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
     origin = origin_of("cuda", "bf16")
     with working() as status:
         for kind in kinds or ["B"]:
-            if kind not in models.SIZES:
-                fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
             for size in sizes or [224, 512, 1024, 2048, 4096]:
                 makers = partial(models.plain_models, kind, size, forms)
                 for some in models.compare(
@@ -314,7 +327,7 @@ def bench_stream(
 @bench.command("draw")
 def bench_draw(
     files: Annotated[list[Path], typer.Argument(help="What --json wrote, of one kind of benchmark.")],
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("bench.png"),
+    out: Annotated[Path, typer.Option(help="The picture, PNG or SVG.", callback=a_picture)] = Path("bench.png"),
     headline: Annotated[bool, typer.Option("--headline", help="Of models: how many times as fast as ViT.")] = False,
     batches: Annotated[
         list[int] | None, typer.Option("--batch", help="Of models: this batch alone; repeat for several.", min=1)

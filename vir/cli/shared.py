@@ -26,13 +26,24 @@ def _in_a_folder(file: Path | None) -> Path | None:
     return file
 
 
+def a_picture(file: Path | None) -> Path | None:
+    """Likewise, of what is drawn at the end."""
+    if file is not None:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = [f".{kind}" for kind in FigureCanvasBase.get_supported_filetypes()]
+        if file.suffix.lower() not in kinds:
+            raise typer.BadParameter(f"{file} ends in {file.suffix!r}, expected .png, .svg or another of {kinds}.")
+    return _in_a_folder(file)
+
+
 Json = Annotated[
     Path | None,
     typer.Option("--json", help="Also write the figures to this file.", dir_okay=False, callback=_in_a_folder),
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", help="Also draw the figures to this PNG or SVG.", dir_okay=False, callback=_in_a_folder),
+    typer.Option("--plot", help="Also draw the figures to this PNG or SVG.", dir_okay=False, callback=a_picture),
 ]
 Batches = Annotated[list[int] | None, typer.Option("--batch", help="Images in a batch; repeat for several.", min=1)]
 Checkpoint = Annotated[

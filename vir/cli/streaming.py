@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vir.cli.shared import Data, Decay, console, fail
+from vir.cli.shared import Data, Decay, a_picture, console, fail
 from vir.cli.training import Precision
 
 
@@ -197,7 +197,7 @@ def mosaic(
     regions: Annotated[
         bool, typer.Option(help="Lay the images of a class together, as land lies, or all at random.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("mosaic.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write.", callback=a_picture)] = Path("mosaic.png"),
 ) -> None:
     """Lay validation images side by side, stream them as one, and tell how much of the map is right."""
     from vir.checkpoint import BadCheckpoint, load_model

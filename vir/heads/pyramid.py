@@ -5,7 +5,7 @@
 
 from torch import Tensor, nn
 
-from vir.layers.norm import ChannelNorm
+from vir.layers.norm import InnerChannelNorm
 
 PLAIN_STRIDE = 16
 
@@ -21,7 +21,7 @@ class SimplePyramid(nn.Module):
         super().__init__()
         self.channels = (dim // 4, dim // 2, dim, dim)
         four_times = nn.Sequential(
-            _twice_as_large(dim, dim // 2), ChannelNorm(dim // 2), nn.GELU(), _twice_as_large(dim // 2, dim // 4)
+            _twice_as_large(dim, dim // 2), InnerChannelNorm(dim // 2), nn.GELU(), _twice_as_large(dim // 2, dim // 4)
         )
         self.levels = nn.ModuleList([four_times, _twice_as_large(dim, dim // 2), nn.Identity(), nn.MaxPool2d(2)])
 

@@ -21,7 +21,7 @@ class TokenNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight  # a module takes its time to find it: once is enough
-        if kernels.norm_serves(x) and self.pays(x, weight):
+        if kernels.norm_serves(x) and self.pays(x, weight) and weight.shape == x.shape[-1:]:
             return kernels.layer_norm(x, weight, self.bias, self.eps, self.dtype_of(x, weight))
         return self.by_pytorch(x)
 
@@ -46,8 +46,8 @@ class InnerNorm(TokenNorm):
         return super().dtype_of(x, weight)
 
 
-class ChannelNorm(InnerNorm):
-    """One of a map's channels before a convolution: a LayerNorm of its patches as tokens.
+class ChannelNorm(TokenNorm):
+    """One of a map's channels: a LayerNorm of its patches as tokens.
 
     Written so, torch.compile takes them in one pass; with the axes of a map, as timm's LayerNorm2d has them, it took a
     GPU nearly four times as long.
@@ -58,6 +58,10 @@ class ChannelNorm(InnerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return to_map(super().forward(to_tokens(x)), (x.shape[2], x.shape[3]))
+
+
+class InnerChannelNorm(ChannelNorm, InnerNorm):
+    """One before a convolution."""
 
 
 class HeadsNorm(InnerNorm):

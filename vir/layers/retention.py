@@ -24,10 +24,18 @@ def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None) -> Tensor:
     if scale is None:
         return linear(x)
     few = x.shape[0] * x.shape[1] < MANY_TOKENS * linear.in_features
-    if torch.compiler.is_compiling() or few or type(linear) is not nn.Linear:  # compilers fuse it by themselves
+    if torch.compiler.is_compiling() or few or not _is_bare(linear):  # compilers fuse it by themselves
         return linear(x) * scale
     bias = None if linear.bias is None else linear.bias * scale
     return F.linear(x, linear.weight * scale[:, None], bias)
+
+
+def _is_bare(linear: nn.Linear) -> bool:
+    """Nothing but its weights: no hooks, no forward of its own, no weights of another kind, as pruning, spectral norms
+    and adapters add them. Those are called as they are."""
+    hooks = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks
+    own = type(linear) is nn.Linear and type(linear.weight) in (nn.Parameter, Tensor)
+    return own and not hooks and "forward" not in vars(linear)
 
 
 _KEPT: dict[tuple[int, DecayKind, float, torch.device], Tensor] = {}

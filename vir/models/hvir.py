@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vir import ops
 from vir.layers.blocks import Ablation, RetentionBlock, check_ablation, depth_for
-from vir.layers.norm import ChannelNorm
+from vir.layers.norm import InnerChannelNorm
 from vir.layers.patches import both_ways, fold_both_ways, to_map, to_tokens
 from vir.layers.retention import Retention, set_form
 from vir.models.contract import check_output_fmt, init_linear, take_indices
@@ -34,7 +34,7 @@ def _stem(inputs: int, hidden: int, outputs: int, **dd: Any) -> nn.Sequential:
 
 
 def _downsample(inputs: int, outputs: int, **dd: Any) -> nn.Sequential:
-    return nn.Sequential(ChannelNorm(inputs, **dd), _conv3x3(inputs, outputs, 2, **dd))
+    return nn.Sequential(InnerChannelNorm(inputs, **dd), _conv3x3(inputs, outputs, 2, **dd))
 
 
 class ResBlock(nn.Module):

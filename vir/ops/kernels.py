@@ -110,9 +110,10 @@ def _decays(gamma: Tensor) -> Tensor:
     return gamma.float().contiguous()
 
 
-def norm_serves(x: Tensor) -> bool:
+def norm_serves(x: Tensor, *others: Tensor) -> bool:
     """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced; it computes in float32."""
-    return x.is_cuda and usable("cuda") and x.dtype != torch.float64 and not operators.traced(x)
+    serves = x.is_cuda and usable("cuda") and x.dtype != torch.float64 and not operators.traced(x)
+    return serves and not _carry_derivatives(x, *others)
 
 
 def learns(*tensors: Tensor) -> bool:
@@ -128,7 +129,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch
 def scaled_sum_serves(x: Tensor, part: Tensor, scale: Tensor) -> bool:
     """Whether `scaled_sum` may stand in for PyTorch's: it has no gradients, and one dtype."""
     alike = x.shape == part.shape and x.dtype == part.dtype == scale.dtype
-    return norm_serves(x) and alike and not learns(x, part, scale) and plus.serves(x.shape[-1])
+    return norm_serves(x, part, scale) and alike and not learns(x, part, scale) and plus.serves(x.shape[-1])
 
 
 def scaled_sum(x: Tensor, part: Tensor, scale: Tensor) -> Tensor:
@@ -138,7 +139,11 @@ def scaled_sum(x: Tensor, part: Tensor, scale: Tensor) -> Tensor:
 
 def group_norm_serves(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> bool:
     """Whether `group_norm` may stand in for PyTorch's: it has no gradients."""
-    return norm_serves(x) and not learns(x, weight, bias) and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
+    return (
+        norm_serves(x, weight, bias)
+        and not learns(x, weight, bias)
+        and maps.serves(x.shape[1], x.shape[2] * x.shape[3], groups)
+    )
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
@@ -151,16 +156,18 @@ def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Ten
         return traced
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return differentiable
-    if not torch.is_inference_mode_enabled() and any(map(_is_dual, inputs)):
+    if _carry_derivatives(*inputs):
         raise NotImplementedError(
             "form='kernel' has no derivatives in forward mode (dual numbers, jvp). Use form='parallel' or 'chunkwise'."
         )
     return now
 
 
-def _is_dual(x: Tensor | None) -> bool:
-    """Whether derivatives are carried along with it: a kernel would lose them without a word."""
-    return x is not None and forward_ad.unpack_dual(x).tangent is not None
+def _carry_derivatives(*tensors: Tensor | None) -> bool:
+    """Whether derivatives come along with one of them, in forward mode: a kernel would lose them without a word."""
+    if torch.is_inference_mode_enabled():
+        return False
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _launches(

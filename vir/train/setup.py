@@ -49,7 +49,8 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
 def precision(recipe: Recipe) -> str:
     if recipe.precision != "auto":
         return recipe.precision
-    return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if has_bf16 else "no"
 
 
 def check_batch(recipe: Recipe, images: int, share: Share) -> int:
@@ -67,6 +68,8 @@ def check_batch(recipe: Recipe, images: int, share: Share) -> int:
             f"--batch {recipe.batch} gives each process {recipe.batch // parts} images at a time: mixup and cutmix "
             "need an even number. Change --batch, or turn them off with --mixup 0 --cutmix 0."
         )
+    if recipe.recorded and recipe.task != "classification":
+        raise CannotTrain(f"--recorded is of classification, and this recipe is {recipe.task}: leave it out.")
     if recipe.augment == "device" and recipe.randaugment:
         raise CannotTrain("--augment device has no RandAugment, which this recipe asks for. Leave --augment workers.")
     if recipe.mosaic > 1:
