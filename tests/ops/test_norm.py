@@ -1,7 +1,7 @@
 """Our norms, of tokens and of small maps, equal PyTorch's in float64: on a GPU as they are, elsewhere by Triton's
 interpreter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import timm
@@ -183,6 +183,23 @@ def test_weights_of_another_size_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     served_from(1, monkeypatch)
     with pytest.raises(RuntimeError, match="48"):
         TokenNorm(48).to(DEVICE)(torch.randn(1, 4, 96, device=DEVICE))
+
+
+def test_gradients_of_gradients_are_pytorchs() -> None:
+    x, weight, bias = (
+        torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((2, 5, 40), (40,), (40,))
+    )
+    weights = torch.randn(2, 5, 40, dtype=torch.float64)
+
+    def twice(run: Callable, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.autograd.grad((run(*tensors) * weights.to(tensors[0])).square().sum(), tensors, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+
+    want = twice(lambda x, weight, bias: F.layer_norm(x, (40,), weight, bias, 1e-6), x, weight, bias)
+    here = [tensor.detach().to(DEVICE, torch.float32).requires_grad_() for tensor in (x, weight, bias)]
+    got = twice(lambda *tensors: kernels.layer_norm(*tensors, 1e-6, torch.float32), *here)
+    for a, b in zip(got, want, strict=True):
+        assert relative_error(a, b) < 1e-5
 
 
 def test_derivatives_in_forward_mode_are_left_to_pytorch() -> None:

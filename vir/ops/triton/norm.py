@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vir.ops.triton.operators import differentiable, only_first
+from vir.ops.triton.operators import differentiable
 from vir.ops.triton.runner import Looks, Step, looks_of
 from vir.ops.triton.settings import processors
 
@@ -125,10 +125,21 @@ def _saves(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(x, weight)
 
 
-@only_first
 def _gradients(ctx: Any, grad: Tensor) -> tuple:
     x, weight = ctx.saved_tensors
-    return *layer_norm_back(x, weight, grad, ctx.eps), None, None
+    back = _back_in_pytorch if torch.is_grad_enabled() else layer_norm_back
+    return *back(x, weight, grad, ctx.eps), None, None
+
+
+def _back_in_pytorch(x: Tensor, weight: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """As `norm_back`, for whoever asks for gradients of gradients."""
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    shrink = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    normed, grad = centred * shrink, grad.float()
+    pull = grad * weight
+    dx = shrink * (pull - pull.mean(-1, keepdim=True) - normed * (pull * normed).mean(-1, keepdim=True))
+    tokens = tuple(range(x.ndim - 1))
+    return dx.to(x.dtype), (grad * normed).sum(tokens).to(weight.dtype), grad.sum(tokens).to(weight.dtype)
 
 
 layer_norm_eager = differentiable(layer_norm, _saves, _gradients)
