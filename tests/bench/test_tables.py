@@ -1,8 +1,10 @@
 """The tables of the documents are those of their figures, and say what the figures say."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from vir.bench.tables import MARKED, _parser, refreshed, told
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = ("README.md", "RESULTS.md")
+BASE = "results/models_B.json results/models_B_large.json"
+ALL = ()  # lines of a table
 ORIGIN = {"hardware": "some GPU", "commit": "abc1234"}
 
 
@@ -43,6 +47,30 @@ def test_tables_are_those_of_the_figures(document: str, monkeypatch: pytest.Monk
     text = (ROOT / document).read_text()
     assert text.count("<!-- tables ") == text.count("<!-- end -->") == len(MARKED.findall(text)) > 0
     assert refreshed(text) == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "arguments", "head", "lines"),
+    [
+        ("1D forward, six", "results/operators.json --only 1D", "1D", ALL),
+        ("1D forward, each", "results/operators.json --only 1D", "best of fla / 1D", ALL),
+        ("2D forward, six", "results/operators_2d.json --only 2D", "2D", ALL),
+        ("ViR-B/16 in 1D, times", BASE, "1D / ViT", (0, 2, 3, 4)),
+        ("ViR-B/16 of its ceiling", BASE, "1D / ceiling", ALL),
+        ("the same in 2D", BASE, "2D / ceiling", ALL),
+        ("HViR-0, -1, -2", "results/hvir_224_60b27d7.json", "of its ceiling", (0, 1, 2)),
+        ("512 px", "results/hvir_512.json", "of its ceiling", (0, 1, 2)),
+        ("800 x 1280", "results/hvir_800x1280.json", "of its ceiling", (0, 1, 2)),
+    ],
+)
+def test_targets_are_compared_with_the_figures(
+    asked: str, arguments: str, head: str, lines: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (line,) = re.findall(rf"^\| {re.escape(asked)}.*? \| (.*?) \|", (ROOT / "RESULTS.md").read_text(), re.M)
+    heads, _, *table = cells(told(_parser().parse_args(arguments.split())))
+    want = [row[heads.index(head)].strip("*") for row in table]
+    assert line.replace("*", "").split(", ") == [want[at] for at in lines or range(len(want))]
 
 
 def test_a_changed_number_is_made_right(monkeypatch: pytest.MonkeyPatch) -> None:
