@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vir.bench.tables import MARKED, _parser, refreshed, told
+from vir.bench.tables import MARKED, parser, refreshed, told
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = ("README.md", "RESULTS.md")
@@ -33,7 +33,7 @@ def run_of(**speeds: float | None) -> list[dict[str, Any]]:
 def table_of(rows: list[dict[str, Any]], folder: Path, *arguments: str) -> str:
     file = folder / "figures.json"
     file.write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
-    return told(_parser().parse_args([str(file), *arguments]))
+    return told(parser().parse_args([str(file), *arguments]))
 
 
 def cells(table: str) -> list[list[str]]:
@@ -68,7 +68,7 @@ def test_targets_are_compared_with_the_figures(
 ) -> None:
     monkeypatch.chdir(ROOT)
     (line,) = re.findall(rf"^\| {re.escape(asked)}.*? \| (.*?) \|", (ROOT / "RESULTS.md").read_text(), re.M)
-    heads, _, *table = cells(told(_parser().parse_args(arguments.split())))
+    heads, _, *table = cells(told(parser().parse_args(arguments.split())))
     want = [row[heads.index(head)].strip("*") for row in table]
     assert line.replace("*", "").split(", ") == [want[at] for at in lines or range(len(want))]
 

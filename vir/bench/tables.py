@@ -139,8 +139,8 @@ def _run(file: str) -> dict[str, Any]:
 
 def refreshed(text: str) -> str:
     """A file with its tables made anew."""
-    parser = _parser()
-    return MARKED.sub(lambda found: f"{found[1]}{told(parser.parse_args(shlex.split(found[2])))}\n{found[3]}", text)
+    read = parser()
+    return MARKED.sub(lambda found: f"{found[1]}{told(read.parse_args(shlex.split(found[2])))}\n{found[3]}", text)
 
 
 def _way(row: dict[str, Any]) -> str:
@@ -189,7 +189,7 @@ def _memory(rows: list[dict[str, Any] | None]) -> str:
     return f"{', '.join(told)} {'MB' if small else 'GB'}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m vir.bench.tables", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="what vir bench ops, models or hvir wrote with --json")
     parser.add_argument("--only", choices=KINDS, help="of ops and models: this kind of retention alone")
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    asked = _parser().parse_args()
+    asked = parser().parse_args()
     for file in asked.into or ():
         file.write_text(refreshed(file.read_text()))
     if asked.files or not asked.into:

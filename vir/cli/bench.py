@@ -103,7 +103,7 @@ def bench_ops(
     """Compare the kernels with attention and flash-linear-attention on this GPU (bf16, 12 heads of 64)."""
     from vir.bench import operators, plots
 
-    _need_gpu("bench ops")
+    need_gpu("bench ops")
     chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
     if fla and (why := operators.without_linear_attention()):
         console.print(f"note: without flash-linear-attention ({why}): pip install 'vision-retention[bench]'")
@@ -151,7 +151,7 @@ def bench_models(
     """Compare ViR with timm's ViT of the same size on this GPU: images/s, memory, share of the ceiling (bf16)."""
     from vir.bench import models, plots
 
-    _need_gpu("bench models")
+    need_gpu("bench models")
     table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
     mode: models.Mode = "training" if training else "inference"
     how: models.Compiled = "graphs" if graphs else compiled
@@ -191,7 +191,7 @@ def bench_components(
     from vir.bench import models, plots
     from vir.models.catalog import PAPER_COMPONENTS
 
-    _need_gpu("bench components")
+    need_gpu("bench components")
     if kind not in models.SIZES:
         fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
     makers, pixels = partial(models.component_models, kind, size), (size, size)
@@ -238,7 +238,7 @@ def bench_hvir(
 
     from vir.bench import models, plots
 
-    _need_gpu("bench hvir")
+    need_gpu("bench hvir")
     table = Table("model", "px", "batch", "images/s", "times ConvNeXt-T", "of the ceiling", "spread", "peak memory")
     pixels = _shape(size)
     for name in names or ():
@@ -371,7 +371,7 @@ def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: flo
         )  # fmt: skip
 
 
-def _need_gpu(command: str) -> None:
+def need_gpu(command: str) -> None:
     if not torch.cuda.is_available():
         fail(f"vir {command} measures a CUDA GPU and finds none here. On a CPU: vir bench cpu, vir bench forms.")
 
