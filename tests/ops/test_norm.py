@@ -208,9 +208,25 @@ def test_derivatives_in_forward_mode_are_left_to_pytorch() -> None:
         dual = forward_ad.make_dual(x, torch.ones_like(x))
         for given in ((dual,), (x, dual)):
             assert not kernels.norm_serves(*given)
-            assert kernels._carry_derivatives(*given)
-    assert not kernels._carry_derivatives(x, None)
+            assert kernels.carry_derivatives(*given)
+    assert not kernels.carry_derivatives(x, None)
     assert kernels.norm_serves(x) == (DEVICE == "cuda")
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_derivatives_of_weights_in_forward_mode_are_left_to_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda x: True)
+    served_from(1, monkeypatch)
+    ours, x = TokenNorm(20).to(DEVICE), torch.randn(3, 20, device=DEVICE)
+    weights = {key: value.detach() for key, value in ours.named_parameters()}
+
+    def answer(given: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(ours, weights | {name: given}, (x,))
+
+    moved = torch.randn(20, device=DEVICE)
+    _, got = torch.func.jvp(answer, (weights[name],), (moved,))
+    normed = torch.nn.functional.layer_norm(x, (20,), eps=ours.eps)
+    assert relative_error(got, moved * normed if name == "weight" else moved.expand_as(x)) < 1e-6
 
 
 @pytest.mark.parametrize("by_kernel", [False, True])

@@ -41,8 +41,8 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
-def step(kernel: Noting) -> Step:
-    return Step(kernel, (3, 2), (7,), {"WIDE": True, "SIZE": 64}, (4, 1, None))
+def step(kernel: Noting, kind: type[Step] = Step) -> Step:
+    return kind(kernel, (3, 2), (7,), {"WIDE": True, "SIZE": 64}, (4, 1, None))
 
 
 def test_constants_come_as_the_kernel_names_them() -> None:
@@ -65,6 +65,32 @@ def test_what_is_new_is_compiled_side_by_side_and_run_in_turn() -> None:
         run_in_turn(*calls)
     assert [name for name, _ in started] == ["states", "walk"] * 2
     assert states.compiled == walk.compiled == 1
+
+
+class Overtaken(Step):
+    """Another thread has compiled it, just after the first look at it."""
+
+    looks = 0
+
+    @property
+    def start(self) -> Any:
+        self.looks += 1
+        return None if self.looks == 1 else vars(self)["start"]
+
+    @start.setter
+    def start(self, start: Any) -> None:
+        vars(self)["start"] = start
+
+
+def test_what_another_thread_has_compiled_meanwhile_is_run() -> None:
+    started: Started = []
+    x = torch.zeros(1)
+    kinds = {"states": Step, "walk": Overtaken}
+    calls = [(step(Noting(name, started), kind), (x,)) for name, kind in kinds.items()]
+    for one, _ in calls:
+        one.compile(x)
+    run_in_turn(*calls)
+    assert [name for name, _ in started] == ["states", "walk"]
 
 
 def test_a_first_run_in_several_threads() -> None:

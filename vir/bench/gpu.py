@@ -38,6 +38,8 @@ def time_on_gpu(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[st
 
     It is emptied by reading: what writing leaves there would be written back on the time of the call.
     """
+    if not calls:
+        return {}
     cache = torch.zeros(CACHE_BYTES // 4, device="cuda")
     marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
     for call in calls.values():

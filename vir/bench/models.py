@@ -196,11 +196,13 @@ def timed_calls(asked: int, seconds: float) -> int:
 def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
     try:
         call = PREPARE[nothing.mode](make, nothing.size, nothing.batch, nothing.compiled)
-        for _ in range(2):  # the second records, if the model runs as CUDA graphs
-            call()
-        torch.cuda.synchronize()
+        call()
+        peak = peak_gpu_memory(
+            call
+        )  # of the second, which records if the model runs as CUDA graphs: later ones take none
         start = perf_counter()
-        peak = peak_gpu_memory(call)
+        call()
+        torch.cuda.synchronize()
         time = timing([perf_counter() - start])
         for _ in range(min(100, int(WARM_UP / time.median))):
             call()

@@ -154,7 +154,7 @@ def _times(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Timin
             graphs[name] = recorded(call)
         except torch.OutOfMemoryError:  # shown by its absence
             torch.cuda.empty_cache()
-    return time_on_gpu(graphs, repeats) if graphs else {}
+    return time_on_gpu(graphs, repeats)
 
 
 def _gradients(run: Contender, qkv: tuple[Tensor, ...], grad: Tensor) -> Callable[[], Any]:

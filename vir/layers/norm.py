@@ -22,7 +22,9 @@ class TokenNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight  # a module takes its time to find it: once is enough
         if kernels.norm_serves(x) and self.pays(x, weight) and weight.shape == x.shape[-1:]:
-            return kernels.layer_norm(x, weight, self.bias, self.eps, self.dtype_of(x, weight))
+            bias = self.bias
+            if not kernels.carry_derivatives(weight, bias):  # asked last: small images wait for the host
+                return kernels.layer_norm(x, weight, bias, self.eps, self.dtype_of(x, weight))
         return self.by_pytorch(x)
 
     def pays(self, x: Tensor, weight: Tensor) -> bool:

@@ -64,7 +64,7 @@ def sequence(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, state: Tensor | None, final: bool
 ) -> tuple[Tensor, Any]:
     """1D retention, `b n h d`, from a state; the second result is the final state, if it is asked for."""
-    run = _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, state)
+    run = _way(operators.sequence, operators.sequence_now, operators.sequence_eager, q, k, v, gamma, state)
     gamma = _decays(gamma)
     if _fits_a_launch(q):
         return run(q, k, v, gamma, scale, state, final, dtype)
@@ -75,7 +75,7 @@ def grid(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, rows: int, cols: int
 ) -> Tensor:
     """2D retention, `b n h d`, the class token included."""
-    run = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v)
+    run = _way(operators.grid, operators.grid_now, operators.grid_eager, q, k, v, gamma)
     gamma = _decays(gamma)
     if _fits_a_launch(q):
         return run(q, k, v, gamma, scale, rows, cols, dtype)
@@ -86,7 +86,7 @@ def rows(
     q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, scale: float, dtype: torch.dtype, cols: int, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, `b n h d`, from the state of each column above them to that of the last row."""
-    run = _way(_rows, operators.rows_now, _rows, q, k, v, state)
+    run = _way(_rows, operators.rows_now, _rows, q, k, v, gamma, state)
     gamma = _decays(gamma)
     return _joined(run(*part, gamma, scale, cols, some, dtype) for *part, some in _launches(q, k, v, state))
 
@@ -113,7 +113,7 @@ def _decays(gamma: Tensor) -> Tensor:
 def norm_serves(x: Tensor, *others: Tensor) -> bool:
     """Whether `layer_norm` may stand in for PyTorch's: on a GPU, with nothing traced; it computes in float32."""
     serves = x.is_cuda and usable("cuda") and x.dtype != torch.float64 and not operators.traced(x)
-    return serves and not _carry_derivatives(x, *others)
+    return serves and not carry_derivatives(x, *others)
 
 
 def learns(*tensors: Tensor) -> bool:
@@ -156,14 +156,14 @@ def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Ten
         return traced
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return differentiable
-    if _carry_derivatives(*inputs):
+    if carry_derivatives(*inputs):
         raise NotImplementedError(
             "form='kernel' has no derivatives in forward mode (dual numbers, jvp). Use form='parallel' or 'chunkwise'."
         )
     return now
 
 
-def _carry_derivatives(*tensors: Tensor | None) -> bool:
+def carry_derivatives(*tensors: Tensor | None) -> bool:
     """Whether derivatives come along with one of them, in forward mode: a kernel would lose them without a word."""
     if torch.is_inference_mode_enabled():
         return False

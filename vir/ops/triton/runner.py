@@ -79,7 +79,8 @@ def run_in_turn(*calls: Call) -> None:
     last, _ = calls[-1]
     if len(calls) > 1 and last.start is None and not last.interpreted:
         new = [(step, tensors) for step, tensors in calls if step.start is None]
-        with ThreadPoolExecutor(len(new)) as pool:
-            list(pool.map(lambda call: call[0].compile(*call[1]), new))
+        if len(new) > 1:  # another thread may have come first
+            with ThreadPoolExecutor(len(new)) as pool:
+                list(pool.map(lambda call: call[0].compile(*call[1]), new))
     for step, tensors in calls:
         step.run(*tensors)
