@@ -24,6 +24,7 @@ def test_kernels_are_compiled_and_fit(dtype: str, head_dim: int, capability: int
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(command, capture_output=True, text=True, env=env)
     assert run.returncode == 0, run.stderr
+    assert "Warning" not in run.stderr
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run.stdout.splitlines()[2:]]
     assert {row[1].strip("`") for row in rows} == KERNELS | ({"quadrant"} if capability == 90 else set())
     for row in rows:

@@ -31,6 +31,7 @@ class Noting(JITFunction):
 
     def warmup(self, *given: Any, **options: Any) -> Any:
         self.compiled += 1
+        self.options = options
         self.compiling()
         return {options["grid"]: lambda *args: self.started.append((self.name, args))}
 
@@ -53,6 +54,8 @@ def test_constants_come_as_the_kernel_names_them() -> None:
         one.run(x)
         assert started.pop() == ("walk", (x, 7, 64, True))
     assert kernel.compiled == 1
+    asked = {"num_warps": 4, "num_stages": 1, "maxnreg": None, "enable_fp_fusion": True, "grid": (3, 2, 1)}
+    assert kernel.options.items() >= asked.items()
 
 
 def test_what_is_new_is_compiled_side_by_side_and_run_in_turn() -> None:

@@ -110,10 +110,8 @@ def compiled(step: Step, tensors: tuple[Tensor, ...], capability: int) -> Any:
         if isinstance(given, Tensor) or given % ALIGNED == 0:
             multiples[i,] = [["tt.divisibility", ALIGNED]]
     signature |= dict.fromkeys(constants, "constexpr")
-    warps, stages, registers = step.schedule
-    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
     source = ASTSource(fn=step.kernel, signature=signature, constexprs=constants, attrs=multiples)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=step.options)
 
 
 def taken(step: Step, tensors: tuple[Tensor, ...], capability: int) -> Taken:
