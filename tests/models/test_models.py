@@ -156,6 +156,10 @@ def test_mistakes_are_explained() -> None:
         small("vir_tiny_patch16_224", ablation="gate")
     with pytest.raises(ValueError, match="retention='3d', expected '1d' or '2d'"):
         small("hvir_tiny", retention="3d")
+    with pytest.raises(ValueError, match="img_size=15 has no whole patch of 16 pixels: choose at least 16"):
+        timm.create_model("vir_tiny_patch16_224", img_size=15)
+    with pytest.raises(ValueError, match=r"img_size=\(32, 8\) has no whole patch"):
+        timm.create_model("vir_tiny_patch16_224", depth=1).set_input_size((32, 8))
     with pytest.raises(ValueError, match="not divisible by heads=5"):
         small("vir_tiny_patch16_224", heads=5)
     with pytest.raises(ValueError, match="form='scan', expected one of 'auto', 'parallel', 'recurrent', 'chunkwise'"):

@@ -1,7 +1,6 @@
 """vir train, finetune, evaluate, predict as a user types them."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -42,7 +41,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(arguments: list[str], code: int = 0) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
+    return " ".join(result.output.replace("│", " ").split())
 
 
 def test_the_accuracy_told_after_training_is_the_one_that_evaluate_tells(
@@ -116,10 +115,9 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(data: Path, tmp_path: Path)
 def test_of_several_processes_one_speaks(data: Path, tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vir"]
     arguments = ["train", "--data", str(data), "--out", str(tmp_path), *SMALL]
-    run = subprocess.run(
-        [*launch, *arguments], capture_output=True, text=True, env=os.environ | {"ACCELERATE_USE_CPU": "1"}
-    )
+    run = subprocess.run([*launch, *arguments], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+    assert "on 2 x " in run.stdout
     assert run.stdout.count("best:") == 1
     assert run.stdout.count("written:") == 3
 
@@ -129,8 +127,35 @@ def test_restart_forgets_the_run_and_nothing_else(data: Path, tmp_path: Path) ->
     arguments = ["train", "--data", str(data), "--out", str(tmp_path), *SMALL]
     told(arguments)
     assert "other settings (lr)" in told([*arguments, "--lr", "0.01"], code=2)
+    state = (tmp_path / "state.safetensors").read_bytes()
+    told([*arguments, "--restart", "--data", "nowhere"], code=2)
+    told([*arguments, "--restart", "--batch", "7"], code=2)
+    assert (tmp_path / "state.safetensors").read_bytes() == state
     assert "going on" not in told([*arguments, "--lr", "0.01", "--restart"])
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_other_runs_in_the_same_folder_are_told_apart(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", "--out", str(out), *SMALL]
+    told([*arguments, "--data", str(data)])
+    assert f"of a run on {data} it is at its end" in told([*arguments, "--data", str(data)])
+    more = tmp_path / "more"
+    shutil.copytree(data, more)
+    shutil.copy(more / "train" / "white" / "1.png", more / "train" / "white" / "new.png")
+    said = told([*arguments, "--data", str(more)], code=2)
+    assert f"other data: 16 images of {data}, where {more} has 17. Choose another --out" in said
+    (more / "train" / "grey").mkdir()
+    (more / "train" / "white" / "new.png").rename(more / "train" / "grey" / "1.png")
+    assert "other settings (classes)" in told([*arguments, "--data", str(more)], code=2)
+    wider = [*arguments, "--data", str(data), "--model", "vir_tiny_patch16_224"]
+    assert "other settings (model)" in told(wider, code=2)
+
+
+def test_a_small_set_has_small_batches_unless_asked(data: Path, tmp_path: Path) -> None:
+    arguments = ["train", "--data", str(data), "--out", str(tmp_path), "--dry-run", "--size", "32"]
+    assert "50 epochs of 1 steps of 16 images" in told(arguments)
+    assert "--batch 32 is more than the 16 images" in told([*arguments, "--batch", "32"], code=2)
 
 
 def test_the_recipes_are_listed() -> None:
@@ -145,6 +170,7 @@ def test_the_recipes_are_listed() -> None:
         (["train", "nosuch"], "no recipe 'nosuch'"),
         (["train", "--model", "nosuch"], "no model 'nosuch'"),
         (["train", "--data", "/nowhere"], "does not exist"),
+        (["train", "--out", __file__], "is a file"),
         (["evaluate", "/nowhere.safetensors"], "does not exist"),
         (["evaluate", "[old].safetensors"], "[old].safetensors does not exist"),
         (["predict", "x.jpg", "--checkpoint", __file__], "not a whole safetensors file"),
@@ -153,3 +179,19 @@ def test_the_recipes_are_listed() -> None:
 )
 def test_mistakes_are_answered_in_words(arguments: list[str], says: str) -> None:
     assert says in told(arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "foo=3"], "hvir_tiny cannot be made with foo=3: "),
+        (["--model", "resnet18", "--retention", "2d"], "resnet18 cannot be made with retention=2d: "),
+        (["--model", "vir_tiny_patch16_224", "--size", "8"], "no whole patch of 16 pixels"),
+    ],
+    ids=" ".join,
+)
+def test_models_that_cannot_be_made_are_told(arguments: list[str], says: str, data: Path, tmp_path: Path) -> None:
+    given = ["train", "--data", str(data), "--out", str(tmp_path), "--batch", "8", *arguments]
+    for more in ([], ["--dry-run"]):
+        assert says in told([*given, *more], code=2)
+    assert not (tmp_path / "state.safetensors").exists()

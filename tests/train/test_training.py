@@ -1,6 +1,7 @@
 """Real runs on a few coloured squares: they learn, can be killed and go on, and say what is wrong."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -330,3 +331,26 @@ class Pixels:
 def test_mosaics_that_cannot_be_are_said(data: Path, tmp_path: Path, changes: dict, says: str) -> None:
     with pytest.raises(CannotTrain, match=says):
         train(replace(MOSAIC, **changes), run_in(data, tmp_path), SILENT)
+
+
+def test_a_run_that_is_stopped_says_where_it_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, once before anything is saved and once after."""
+    step = loop.Trainer._step
+
+    def stopped_at(epoch: int) -> None:
+        def stopping(trainer: loop.Trainer, *given: object) -> None:
+            if trainer.standing.epoch == epoch:
+                raise KeyboardInterrupt
+            step(trainer, *given)
+
+        monkeypatch.setattr(loop.Trainer, "_step", stopping)
+
+    monkeypatch.setattr(loop, "SHORT", 0.0)
+    for epoch, says in ((0, "stopped. The same command begins anew."), (2, "goes on from epoch 2, step 0.")):
+        stopped_at(epoch)
+        console = Console(record=True, quiet=False, width=200, file=io.StringIO())
+        with pytest.raises(KeyboardInterrupt):
+            train(PLAIN, run_in(data, tmp_path), console)
+        assert says in console.export_text()

@@ -10,7 +10,9 @@ from rich.table import Table
 
 from vir.cli.shared import WORKERS, Checkpoint, Data, Decay, Size, Void, Workers, console, fail
 
-Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.")]
+Out = Annotated[
+    Path, typer.Option(help="Where checkpoints, logs and pictures go; a run found there goes on.", file_okay=False)
+]
 Epochs = Annotated[int | None, typer.Option(help="Times that every image is seen.", min=1)]
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Images of a step, over all processes.", min=1)]
 Rate = Annotated[float | None, typer.Option("--lr", help="Highest learning rate.", min=0)]
@@ -105,8 +107,8 @@ def train(
         "model": model, "model_args": model_args,
     }  # fmt: skip
     chosen = _changed(base, changes)
-    run = Run(data, out, None, "keep", workers, save_minutes, most_unreadable, terms, tuple(void or ()))
-    _train(chosen, run, restart, dry_run)
+    run = Run(data, out, None, "keep", workers, save_minutes, most_unreadable, terms, tuple(void or ()), restart)
+    _train(chosen, run, dry_run, flexible=batch is None and recipe is None)
 
 
 def finetune(
@@ -168,9 +170,9 @@ def finetune(
     before = card.data.get("terms", "")  # what was learned under them is still in the weights
     known = f"{terms}; of the weights it began with: {before}" if terms and before else terms or before
     run = Run(
-        data, out, found(checkpoint), decay, workers, save_minutes, most_unreadable, known, tuple(void or ())
+        data, out, found(checkpoint), decay, workers, save_minutes, most_unreadable, known, tuple(void or ()), restart
     )  # fmt: skip
-    _train(chosen, run, restart, dry_run)
+    _train(chosen, run, dry_run, flexible=batch is None and recipe is None)
 
 
 def _arguments(given: list[str] | None) -> dict[str, Any]:
@@ -197,27 +199,33 @@ def _changed(recipe: Any, changes: dict[str, Any]) -> Any:
     return replace(recipe, **{n: None if n in ("ema", "clip") and not value else value for n, value in given.items()})
 
 
-def _train(recipe: Any, run: Any, restart: bool, dry_run: bool) -> None:
+def _train(recipe: Any, run: Any, dry_run: bool, flexible: bool) -> None:
+    """Flexible: the batch is nobody's choice."""
     import timm
+    import torch
     from accelerate import PartialState
 
     from vir.checkpoint import BadCheckpoint
     from vir.data.images import UnreadableImage
+    from vir.data.loading import Share
     from vir.data.sets import NoImages
     from vir.evaluate.measures import MEASURES
     from vir.heads.peers import PEERS
     from vir.train.finish import finish
     from vir.train.loop import train as start
-    from vir.train.setup import CannotTrain
-    from vir.train.state import forget
+    from vir.train.setup import CannotTrain, fitting_batch
+    from vir.train.tasks import TASKS
 
     peer = recipe.task == "detection" and recipe.model in PEERS
     if not timm.is_model(recipe.model) and not peer:
         near = ", ".join(timm.list_models(f"{recipe.model[:4]}*")[:8]) or "those that `vir models` lists"
         fail(f"no model {recipe.model!r}: expected a name that timm knows, such as {near}.")
-    if restart and not dry_run:
-        forget(run.out)
     try:
+        if flexible:
+            images = len(
+                TASKS[recipe.task](recipe, run, torch.device("cpu"), Share(parts=recipe.accumulate)).sets["train"]
+            )
+            recipe = replace(recipe, batch=fitting_batch(recipe, images))
         if dry_run:
             return _tell_plan(recipe, run)
         card = start(recipe, run, console)
@@ -272,5 +280,5 @@ def _list_recipes() -> None:
 
     table = Table("recipe", "what it is")
     for name, make in RECIPES.items():
-        table.add_row(name, " ".join((make.__doc__ or "").split("\n")[0].split()))
+        table.add_row(name, " ".join((make.__doc__ or "").split("\n\n")[0].split()))
     console.print(table)

@@ -65,6 +65,7 @@ class VisionRetention(nn.Module):
             img_size, patch_size, in_chans, embed_dim, output_fmt="NHWC",
             strict_img_size=False, dynamic_img_pad=True, **dd,
         )  # fmt: skip
+        self._check_patches(img_size)
         if pos_embed not in ("learn", "none"):
             raise ValueError(f"pos_embed={pos_embed!r}, expected 'learn' or 'none'.")
         positions = torch.empty(1, self.patch_embed.num_patches, embed_dim, **dd)
@@ -114,12 +115,18 @@ class VisionRetention(nn.Module):
         """Move the learned positions to another image size, to train on there."""
         trained_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
+        self._check_patches(img_size)
         if self.pos_embed is None:
             return
         with torch.no_grad():
             self.pos_embed = nn.Parameter(
                 resample_abs_pos_embed(self.pos_embed, self.patch_embed.grid_size, trained_grid, num_prefix_tokens=0)
             )
+
+    def _check_patches(self, img_size: int | tuple[int, int]) -> None:
+        if not self.patch_embed.num_patches:
+            side = self.patch_embed.patch_size[0]
+            raise ValueError(f"img_size={img_size} has no whole patch of {side} pixels: choose at least {side}.")
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable

@@ -6,6 +6,7 @@ kept, and a run that was broken ends with the very weights of an unbroken one.
 
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -27,7 +28,7 @@ from vir.evaluate.measures import MEASURES
 from vir.train.logs import Log, Told
 from vir.train.recipes import Recipe
 from vir.train.setup import CannotTrain, Run, check_batch, choose_form, plain, precision
-from vir.train.state import FILE, load_state, save_state, whole_weights
+from vir.train.state import FILE, forget, load_state, save_state, whole_weights
 from vir.train.tasks import TASKS
 from vir.train.tasks.base import Verdict
 
@@ -57,7 +58,11 @@ def train(recipe: Recipe, run: Run, console: Console) -> Card:
 class Trainer:
     def __init__(self, recipe: Recipe, run: Run, console: Console) -> None:
         self.recipe, self.place = recipe, run
-        self.accelerator = Accelerator(mixed_precision=precision(recipe))
+        # Without a GPU, each of several processes would else take itself for the only one.
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self.accelerator = Accelerator(
+            mixed_precision=precision(recipe), cpu=several and not torch.cuda.is_available()
+        )  # fmt: skip
         self.main = self.accelerator.is_main_process
         self.device = self.accelerator.device
         self.share = Share(self.accelerator.process_index, self.accelerator.num_processes, recipe.accumulate)
@@ -89,6 +94,11 @@ class Trainer:
         if recipe.recorded and self.device.type == "cuda" and whole:
             self._record()
         self.saved = time.monotonic()  # when the state was
+        self.kept: Standing | None = None  # what was saved last
+        self.began_with = str(run.data)
+        if run.restart and self.main:
+            forget(run.out)  # not before all of this run is known to fit
+        self.accelerator.wait_for_everyone()
         self.standing = self._resume()
         total = self.epochs * self.steps
         self.told = Told(console, total, silent=not self.main)
@@ -110,22 +120,41 @@ class Trainer:
         if not file.exists():
             return Standing()
         inner = getattr(self.optimizer, "optimizer", self.optimizer)
-        header = load_state(file, self.model, inner, self.average.module if self.average else None)
-        mine, theirs = plain(asdict(self.recipe)), header["recipe"]
-        different = [name for name, value in mine.items() if name in theirs and value != theirs[name]]
-        different += ["classes"] if list(self.card.classes) != header["classes"] else []
-        if different:
-            raise CannotTrain(
-                f"{self.place.out} holds a run with other settings ({', '.join(different)}). Choose another --out, or "
-                "start over with --restart."
-            )
+        average = self.average.module if self.average else None
+        header = load_state(file, self.model, inner, average, self._check_same_run)
         standing = Standing(**header["standing"])
+        self.began_with = header["data"]["path"]
+        self.kept = replace(standing)
         self.scheduler.step_update(standing.epoch * self.steps + standing.step)
         if (scale := header["scale"]) is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(scale)
         return standing
 
+    def _check_same_run(self, stands: dict[str, Any]) -> None:
+        mine, theirs = plain(asdict(self.recipe)), stands["recipe"]
+        different = [name for name, value in mine.items() if name in theirs and value != theirs[name]]
+        different += ["classes"] if list(self.card.classes) != stands["classes"] else []
+        if different:
+            raise CannotTrain(
+                f"{self.place.out} holds a run with other settings ({', '.join(different)}). Choose another --out, or "
+                "start over with --restart."
+            )
+        images, data = len(self.task.sets["train"]), stands["data"]
+        if images != data["images"]:
+            raise CannotTrain(
+                f"{self.place.out} holds a run on other data: {data['images']:,} images of {data['path']}, where "
+                f"{self.place.data} has {images:,}. Choose another --out, or start over with --restart."
+            )
+
     def run(self) -> Card:
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            where = f"goes on from epoch {self.kept.epoch}, step {self.kept.step}" if self.kept else "begins anew"
+            self.told.line(f"stopped. The same command {where}.")
+            raise
+
+    def _run(self) -> Card:
         with self.told:
             self._say_what_begins()
             count, unreadable = self.task.prepare()
@@ -145,8 +174,12 @@ class Trainer:
             f"{len(self.card.classes)} classes, {self.epochs} epochs of {self.steps} steps, on "
             f"{self.accelerator.num_processes} x {self.device.type}"
         )
-        if self.standing.epoch or self.standing.step:
-            self.told.line(f"going on from epoch {self.standing.epoch}, step {self.standing.step}")
+        if self.kept:
+            self.told.line(
+                f"going on from epoch {self.kept.epoch}, step {self.kept.step}, of a run on {self.began_with}"
+            )
+        if self.standing.epoch == self.epochs:
+            self.told.line("it is at its end: nothing is learned anew. Another --out or --restart begins a new run.")
 
     def _epoch(self, batches: Iterator[Any]) -> None:
         at, began = self.standing, time.monotonic()
@@ -189,15 +222,21 @@ class Trainer:
     def _note_unreadable(self, unreadable: list[str]) -> None:
         if not unreadable:
             return
-        with (self.place.out / "unreadable.txt").open("a") as out:
-            out.writelines(f"{line}\n" for line in unreadable)
+        file = self.place.out / "unreadable.txt"
+        known = file.read_text().splitlines() if file.exists() else []
+        names = {line.split(":")[0] for line in known}
+        with file.open("a") as out:  # other processes write there too
+            for line in unreadable:
+                if (name := line.split(":")[0]) not in names:
+                    names.add(name)
+                    out.write(f"{line}\n")
+                    self.told.line(f"left out: {line}")
         images = len(self.task.sets["train"])
         limit = max(1, self.place.most_unreadable * images)
-        names = {line.split(":")[0] for line in (self.place.out / "unreadable.txt").read_text().splitlines()}
         if len(names) > limit:
             raise CannotTrain(
                 f"{len(names)} of {images} images cannot be read, more than the limit of {limit:.0f}. "
-                f"They are listed in {self.place.out / 'unreadable.txt'}. Remove or repair them, or raise "
+                f"They are listed in {file}. Remove or repair them, or raise "
                 "--most-unreadable."
             )
 
@@ -267,20 +306,24 @@ class Trainer:
         stands = {
             "standing": asdict(self.standing), "recipe": plain(asdict(self.recipe)),
             "classes": list(self.card.classes),
+            "data": {"path": self.began_with, "images": len(self.task.sets["train"])},
             "scale": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
         }  # fmt: skip
         inner = getattr(self.optimizer, "optimizer", self.optimizer)
         average = self.average.module if self.average is not None else None
         file = self.place.out / FILE
-        self._careful(lambda: save_state(file, self.model, inner, average, stands, write=self.main))
+        if self._careful(lambda: save_state(file, self.model, inner, average, stands, write=self.main)):
+            self.kept = replace(self.standing)
         self.saved = time.monotonic()
 
-    def _careful(self, write: Callable[[], None]) -> None:
+    def _careful(self, write: Callable[[], None]) -> bool:
         """A disk that is full costs a checkpoint, not the run: the one before is still whole."""
         try:
             write()
         except OSError as error:
             self.told.line(f"not saved: {error}. The last checkpoint is kept and training goes on.")
+            return False
+        return True
 
     def _finish(self) -> Card:
         if self.log is not None:

@@ -1,16 +1,14 @@
 """What a run will cost, told before it starts."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import timm
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vir.checkpoint import Card
 from vir.train.recipes import Recipe
-from vir.train.setup import has_size, precision
+from vir.train.setup import has_size, new_classifier, precision
 
 BACKWARD = 3  # a step costs about three forward passes
 
@@ -29,9 +27,9 @@ def cost(recipe: Recipe, classes: int, images: int, processes: int) -> Cost:
     if recipe.task != "classification":
         model = Card(recipe.model, ("",) * classes, recipe.size, recipe.model_args, task=recipe.task).build()
         return Cost(sum(p.numel() for p in model.parameters()), seen, None, None)
-    args: dict[str, Any] = dict(recipe.model_args) | ({"img_size": recipe.size} if has_size(recipe.model) else {})
+    sized = {"img_size": recipe.size} if has_size(recipe.model) else {}
     with torch.device("meta"):
-        model = timm.create_model(recipe.model, num_classes=classes, **args).train()
+        model = new_classifier(recipe, classes, **sized).train()
         image = torch.empty(2, 3, recipe.size, recipe.size)
     kept: dict[int, int] = {}
 

@@ -39,6 +39,7 @@ class Run:
     most_unreadable: float = 0.01  # share of the images, above which the run stops
     terms: str = ""  # under which the data may be used
     void: tuple[int, ...] = ()  # numbers in label maps that are no class, besides 255
+    restart: bool = False  # forget a run that is found in `out`
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -105,14 +106,32 @@ def choose_form(model: nn.Module, form: Form) -> None:
         raise CannotTrain(f"--form {form}: {error}") from None
 
 
+def fitting_batch(recipe: Recipe, images: int) -> int:
+    """The recipe's, or as many halvings less as a small set asks for."""
+    batch = recipe.batch
+    while batch > max(images, 2):  # mixup needs two
+        batch //= 2
+    return batch
+
+
+def new_classifier(recipe: Recipe, classes: int, **more: Any) -> nn.Module:
+    given = {**recipe.model_args, **more}
+    try:
+        return timm.create_model(recipe.model, num_classes=classes, **given)
+    except (TypeError, ValueError, AssertionError) as error:
+        told = ", ".join(f"{name}={value}" for name, value in given.items()) or "its defaults"
+        raise CannotTrain(f"{recipe.model} cannot be made with {told}: {error}") from None
+
+
 def build_classifier(recipe: Recipe, run: Run, images: LabelledImages | StreamedImages) -> tuple[Any, Card]:
     """The model to train, fresh or from trained weights, and the card that its checkpoints carry."""
     torch.manual_seed(recipe.seed)
     args, stretch = dict(recipe.model_args), 1.0
     drop: dict[str, Any] = {} if recipe.drop_path is None else {"drop_path_rate": recipe.drop_path}
     if run.start is None:
-        args |= {"img_size": recipe.mosaic * recipe.size} if has_size(recipe.model) else {}
-        model: Any = timm.create_model(recipe.model, num_classes=len(images.classes), **args, **drop)
+        sized = {"img_size": recipe.mosaic * recipe.size} if has_size(recipe.model) else {}
+        model: Any = new_classifier(recipe, len(images.classes), **sized, **drop)
+        args |= sized
     else:
         trained, old = load_model(run.start)
         if old.task != "classification":
@@ -122,7 +141,10 @@ def build_classifier(recipe: Recipe, run: Run, images: LabelledImages | Streamed
         args = dict(old.model_args)
         stretch = old.stretch * (old.size / recipe.size if run.decay == "rescale" else 1.0)
         if "img_size" in args and recipe.size != old.size:
-            model.set_input_size(img_size=recipe.size)
+            try:
+                model.set_input_size(img_size=recipe.size)
+            except ValueError as error:
+                raise CannotTrain(f"{run.start} at --size {recipe.size}: {error}") from None
             args["img_size"] = recipe.size
         if images.classes != old.classes:
             model.reset_classifier(len(images.classes))

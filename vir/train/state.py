@@ -1,5 +1,6 @@
 """The state of a run in one file of tensors and numbers: weights, their average, the optimizer, and where it stands."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,16 @@ def save_state(
     checkpoint.write({name: x.clone() for name, x in tensors.items()}, header, file)
 
 
-def load_state(file: Path, model: nn.Module, optimizer: Optimizer, average: nn.Module | None) -> dict[str, Any]:
-    """Put a saved state back; returns where the run stood."""
+def load_state(
+    file: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: nn.Module | None,
+    check: Callable[[dict[str, Any]], None] = lambda stands: None,
+) -> dict[str, Any]:
+    """Put a saved state back, once it is checked whose it is; returns where the run stood."""
     tensors, header = checkpoint.read(file)
+    check(header)
     parts: dict[str, dict[str, Any]] = {MODEL: {}, AVERAGE: {}, OPTIMIZER: {}}
     for key, value in tensors.items():
         part, _, name = key.partition("/")
