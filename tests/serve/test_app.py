@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("fastapi", reason="the page is an extra: pip install 'vision-retention[serve]'")
+pytest.importorskip("fastapi", reason="the page is an extra: pip install fastapi uvicorn")
 from fastapi.testclient import TestClient
 
 from tests.serve.photographs import CAT, PAVILION, bomb, png

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("fastapi", reason="the page is an extra: pip install 'vision-retention[serve]'")
+pytest.importorskip("fastapi", reason="the page is an extra: pip install fastapi uvicorn")
 from fastapi.testclient import TestClient
 
 from tests.serve.others import saved

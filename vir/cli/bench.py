@@ -106,7 +106,7 @@ def bench_ops(
     need_gpu("bench ops")
     chosen = [_shape(text) for text in shapes] if shapes else list(operators.SHAPES)
     if fla and (why := operators.without_linear_attention()):
-        console.print(f"note: without flash-linear-attention ({why}): pip install 'vision-retention[bench]'")
+        console.print(f"note: without flash-linear-attention ({why}): pip install flash-linear-attention")
     names = ("attention", "best of fla", "kernel 1D", "kernel 2D", "PyTorch 1D", "PyTorch 2D")
     title = "milliseconds; called is forward from Python, the others are the GPU alone"
     table = Table("", "tokens", "batch", "limit", *names, title=title)

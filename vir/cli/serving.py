@@ -43,7 +43,7 @@ def serve(
         from vir.serve.app import create_app
         from vir.serve.further import WrongTask, load_further
     except ImportError as error:
-        fail(f"the page needs FastAPI and uvicorn ({error}): run pip install 'vision-retention[serve]'.")
+        fail(f"the page needs FastAPI and uvicorn ({error}): run pip install fastapi uvicorn.")
     from vir.serve.listening import CannotListen, address, listening
 
     try:

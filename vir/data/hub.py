@@ -34,7 +34,7 @@ def open_splits(name: str) -> tuple[dict[str, HubReader], tuple[str, ...]]:
     try:
         from datasets import ClassLabel, Image, load_dataset
     except ImportError:
-        raise CannotOpen(f"{PREFIX}{name} needs Hugging Face datasets: pip install 'vision-retention[hub]'.") from None
+        raise CannotOpen(f"{PREFIX}{name} needs Hugging Face datasets: pip install datasets.") from None
     try:
         found = load_dataset(name)
     except (

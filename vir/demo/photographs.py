@@ -23,5 +23,5 @@ def photographs() -> dict[str, Path]:
     except ImportError as error:
         raise NoPhotographs(
             f"the demo's photographs come with scikit-image and scikit-learn ({error}): run "
-            "pip install 'vision-retention[demo]', or name images of your own."
+            "pip install scikit-image scikit-learn, or name images of your own."
         ) from None
