@@ -1,14 +1,18 @@
 """A streamed image gives the numbers of the whole image at once, whatever its size and the height of the bands."""
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
+from vir.data.images import UnreadableImage
 from vir.layers.retention import stretch_decay
 from vir.streaming import Band, CannotStream, Streamer, stream
 from vir.streaming.positions import Positions
@@ -49,6 +53,25 @@ def test_equal_to_the_whole_image(retention: str, height: int, width: int, rows:
     torch.testing.assert_close(streamed, features[:-1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(bands[0].scores, model.head(bands[0].features))
     assert [band.top for band in bands] == list(range(0, -(-height // 8), rows))
+
+
+def test_paths_and_arrays_are_streamed_without_a_reader(tmp_path: Path) -> None:
+    model, pixels = made(), photograph(40, 56)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    np.save(tmp_path / "x.npy", pixels)
+    still = pixels.copy()
+    still.flags.writeable = False
+    *_, want = stream(model, ArrayReader(pixels))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of arrays that may not be written to
+        for image in (pixels, still, tmp_path / "x.png", str(tmp_path / "x.npy")):
+            *_, answer = stream(model, image)
+            assert torch.equal(answer, want)
+    for image, says in ((torch.zeros(40, 56, 3), "a Tensor cannot"), (pixels / 255, "float64")):
+        with pytest.raises(UnreadableImage, match=says):
+            next(stream(model, image))
+    with pytest.warns(UserWarning, match="nearly black"):
+        next(stream(model, pixels.astype(np.uint16)))
 
 
 @pytest.mark.parametrize("options", [{"ablation": "gated"}, {"ablation": "scaled_key"}, {"ablation": "no_class_token"}])

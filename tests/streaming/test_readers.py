@@ -1,5 +1,8 @@
 """Rows of pixels out of all kinds of files, equal to what PIL reads of them; and what is no image."""
 
+import re
+import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from PIL import Image
 
 from vir.data.images import UnreadableImage, open_image
 from vir.streaming import open_reader
+from vir.streaming.doubts import doubts
 from vir.streaming.readers import ArrayReader
 
 HEIGHT, WIDTH = 150, 70
@@ -82,8 +86,81 @@ def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     assert red > 150 > 100 > max(green, blue)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+def geotiff(file: Path, pixels: np.ndarray, extra: int, rgb: bool = True, big: bool = False) -> Path:
+    """What GDAL writes: channels beyond the colours are of the kind `extra`, 0 if nothing is known of them."""
+    as_vips(pixels).tiffsave(str(file), bigtiff=big)
+    order, content = "<" if sys.byteorder == "little" else ">", bytearray(file.read_bytes())
+    # libvips calls all of them transparency: the tags are changed in place.
+    long, entry = ("Q", 20) if big else ("I", 12)
+    (first,) = struct.unpack_from(order + long, content, 8 if big else 4)
+    (entries,) = struct.unpack_from(order + ("Q" if big else "H"), content, first)
+    for number in range(entries):
+        place = first + (8 if big else 2) + entry * number
+        tag, _, count = struct.unpack_from(order + "HH" + long, content, place)
+        value = place + entry - struct.calcsize(long)
+        if tag == 262:
+            struct.pack_into(order + "H", content, value, 2 if rgb else 1)
+        if tag == 338 and 2 * count <= struct.calcsize(long):
+            struct.pack_into(order + f"{count}H", content, value, *[extra] * count)
+    file.write_bytes(content)
+    return file
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("big", [False, True])
+def test_a_fourth_channel_is_transparency_only_where_the_file_says_so(dtype: Any, big: bool, tmp_path: Path) -> None:
+    pixels = noise(4, dtype)
+    with pytest.raises(UnreadableImage, match=r"4 channels, none of them told to be transparency.*gdal_translate"):
+        open_reader(geotiff(tmp_path / "infrared.tif", pixels, 0, big=big))
+    got = by_bands(geotiff(tmp_path / "transparent.tif", pixels, 2, big=big))
+    white, share = np.iinfo(dtype).max, pixels[..., 3:] / np.iinfo(dtype).max
+    assert np.abs(got - (pixels[..., :3] * share + white * (1 - share))).max() <= 1  # libvips cuts off
+    with pytest.raises(UnreadableImage, match="2 channels"):
+        open_reader(geotiff(tmp_path / "grey.tif", noise(2, dtype), 0, rgb=False, big=big))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_three_channels_of_a_geotiff_that_are_not_called_rgb(dtype: Any, tmp_path: Path) -> None:
+    """So GDAL writes three channels of 16 bit."""
+    pixels = noise(3, dtype)
+    np.testing.assert_array_equal(by_bands(geotiff(tmp_path / "x.tif", pixels, 0, rgb=False)), pixels)
+
+
+def test_too_many_channels_are_counted_right(tmp_path: Path) -> None:
+    as_vips(noise(13, np.uint16)).tiffsave(str(tmp_path / "x.tif"))
+    with pytest.raises(UnreadableImage, match=r"13 channels, expected.*-scale 0 3000 0 255"):
+        open_reader(tmp_path / "x.tif")
+    with pytest.raises(UnreadableImage, match=r"4\).*uint16, expected"):
+        ArrayReader(noise(4, np.uint16))
+
+
+def test_doubts_are_told(tmp_path: Path) -> None:
+    dark = np.random.default_rng(0).integers(1, 3000, (HEIGHT, WIDTH, 3), dtype=np.uint16)
+    dark[:100] = 0  # the border, where the satellite saw nothing
+    dark[120, :3] = 60_000  # a cloud
+    as_vips(dark).tiffsave(str(tmp_path / "dark.tif"))
+    for image in (dark, tmp_path / "dark.tif"):
+        (told,) = doubts(image)
+        assert "nearly black" in told
+        (white,) = re.findall(r"-scale 0 (\d+) 0 255", told)
+        assert 2900 < int(white) < 3000
+    as_vips(noise(4)).tiffsave(str(tmp_path / "transparent.tif"))
+    (told,) = doubts(tmp_path / "transparent.tif")
+    assert "transparency" in told
+    Image.fromarray(noise(4), "RGBA").save(tmp_path / "x.png")
+    for fine in (
+        tmp_path / "x.png",
+        noise(),
+        noise(dtype=np.uint16),
+        np.zeros((4, 4, 3), np.uint16),
+        dark // 16 + 60000,
+    ):
+        assert doubts(fine) == []
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [(1, np.uint8), (3, np.uint8), (4, np.uint8), (1, np.uint16), (3, np.uint16)]
+)
 def test_numpy_files(channels: int, dtype: Any, tmp_path: Path) -> None:
     pixels = noise(channels, dtype)
     np.save(tmp_path / "x.npy", pixels)

@@ -4,9 +4,11 @@ A layer remembers a state and nothing else: in 1D one for the whole image, in 2D
 grow with the rows of an image, and the numbers are those of the whole image at once.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 
 from vir.layers.retention import stretch_decay
 from vir.models.vir import SIZES, VisionRetention
+from vir.streaming.doubts import doubts
 from vir.streaming.positions import Positions
-from vir.streaming.readers import Reader
+from vir.streaming.readers import Reader, open_reader
 
 Pool = Literal["token", "avg"]
 # Of a band, if nobody says how many rows it has: more gains nothing on a CPU, and some speed for as much more memory on
@@ -156,13 +159,25 @@ def _check_pool(model: VisionRetention, pool: Pool | None) -> Pool:
 
 
 def stream(
-    model: nn.Module, reader: Reader, *, band_rows: int | None = None, stretch: float | None = None, **options: object
+    model: nn.Module,
+    image: Path | str | np.ndarray | Reader,
+    *,
+    band_rows: int | None = None,
+    stretch: float | None = None,
+    **options: object,
 ) -> Iterator[Band | Tensor]:
     """All bands of an image, one after the other, and at the end the logits of the whole.
 
-    `reader` has `shape` (height, width, ...) and `read_rows(start, stop)`. `stretch` is a power of the decay: old / new
-    patches of a side keep what a head sees in proportion to the image.
+    `image` is a path, an array of height x width x 3, or a reader: it has `shape` (height, width, ...) and
+    `read_rows(start, stop)`. `stretch` is a power of the decay: old / new patches of a side keep what a head sees in
+    proportion to the image.
     """
+    if isinstance(image, Reader):
+        reader = image
+    else:
+        reader = open_reader(image)
+        for doubt in doubts(image):
+            warnings.warn(doubt, stacklevel=2)
     if stretch is not None:
         stretch_decay(model, stretch)
     streamer = Streamer(model, *reader.shape[:2], **options)  # type: ignore[arg-type]
@@ -201,7 +216,9 @@ def rows_ahead(reader: Reader, start: int, step: int, device: torch.device) -> I
 def _as_tensor(pixels: np.ndarray) -> Tensor:
     if pixels.dtype not in (np.uint8, np.uint16):
         raise CannotStream(f"a band has numbers of {pixels.dtype}, expected uint8 or uint16.")
-    return torch.from_numpy(np.ascontiguousarray(pixels))
+    # What may not be written to, such as rows of a mapped file, torch would warn of: those few rows are copied. Mapping
+    # files for writing instead would count them as memory, however large they are.
+    return torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
 
 
 def _mover(device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -1,15 +1,17 @@
 """Pixels by windows of rows, from the top down: files of any size through libvips, NumPy files, your own objects."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from vir.data.images import UnreadableImage
+from vir.streaming.channels import check_channels
 
 NUMPY = ".npy"
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Anything that knows its shape, height and width first, and gives rows `start` to `stop` as height width 3."""
 
@@ -19,9 +21,17 @@ class Reader(Protocol):
     def read_rows(self, start: int, stop: int) -> np.ndarray: ...
 
 
-def open_reader(path: Path | str) -> Reader:
-    """A .npy file of height x width (x channels), or any image that libvips reads: TIFF, SVS, JPEG, PNG, WebP, ..."""
-    path = Path(path)
+def open_reader(image: Path | str | np.ndarray) -> "ArrayReader | VipsReader":
+    """An array or .npy file of height x width (x channels), or a file that libvips reads: TIFF, SVS, JPEG, PNG, ..."""
+    if isinstance(image, np.ndarray):
+        return ArrayReader(image)
+    if not isinstance(image, str | Path):
+        raise UnreadableImage(
+            f"a {type(image).__name__} cannot be read by rows, expected the path of an image, a NumPy array of height "
+            "x width x 3 of uint8, or an object with shape and read_rows(start, stop). Convert it, such as by "
+            "numpy.asarray."
+        )
+    path = Path(image)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise UnreadableImage(f"{path} {what}, expected an image file. Check the path.")
@@ -31,14 +41,19 @@ def open_reader(path: Path | str) -> Reader:
 
 
 class ArrayReader:
-    """An array, in memory or mapped from a file: grey, RGB or RGBA, 8 or 16 bit."""
+    """An array, in memory or mapped from a file: grey or RGB of 8 or 16 bit, or RGBA of 8.
+
+    Four channels of 16 bit are a satellite's more often than an image with transparency, and an array cannot say.
+    """
 
     def __init__(self, pixels: np.ndarray, name: str = "the array") -> None:
         channels = pixels.shape[2] if pixels.ndim == 3 else 1
-        if pixels.ndim not in (2, 3) or channels not in (1, 3, 4) or pixels.dtype not in (np.uint8, np.uint16):
+        known = {np.dtype(np.uint8): (1, 3, 4), np.dtype(np.uint16): (1, 3)}.get(pixels.dtype, ())
+        if pixels.ndim not in (2, 3) or channels not in known:
             raise UnreadableImage(
-                f"{name} has shape {pixels.shape} and numbers of {pixels.dtype}, expected height x width, or with 1, 3 "
-                "or 4 channels behind, of uint8 or uint16."
+                f"{name} has shape {pixels.shape} and numbers of {pixels.dtype}, expected height x width, or with 1 "
+                "(grey) or 3 (RGB) channels behind, of uint8 or uint16, or 4 (RGBA) of uint8. Choose its channels, "
+                "such as by array[..., :3], and convert its numbers."
             )
         if 0 in pixels.shape:
             raise UnreadableImage(f"{name} has shape {pixels.shape}: it holds no pixels.")
@@ -56,6 +71,10 @@ class ArrayReader:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.pixels.dtype
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         rows = np.asarray(self.pixels[start:stop])
@@ -82,7 +101,7 @@ class VipsReader:
             raise UnreadableImage(
                 f"{path} is read through libvips, which is not there ({error}): pip install 'vision-retention[stream]'."
             ) from None
-        self.path, self.error = path, pyvips.Error
+        self.path, self.name, self.error = path, str(path), pyvips.Error
         try:
             self.image = self._as_rgb(self._open(pyvips))
             self.window = pyvips.Region.new(self.image)  # one for all rows: each new one would begin at the top
@@ -100,21 +119,24 @@ class VipsReader:
     def _as_rgb(self, image: Any) -> Any:
         if image.format not in ("uchar", "ushort"):
             raise UnreadableImage(
-                f"{self.path} holds numbers of the kind {image.format}, expected 8 or 16 bit. Scale it to 16 bit first."
+                f"{self.path} holds numbers of the kind {image.format}, expected 8 or 16 bit. Scale it to 8 bit first."
             )
-        if image.hasalpha():
-            image = image.flatten(background=65535 if image.format == "ushort" else 255)
-        if image.bands == 1:
-            return image.bandjoin([image, image])
-        if image.interpretation == "cmyk" or image.bands != 3:
+        transparent = check_channels(image, self.path)
+        self.tiff_transparency = transparent and str(image.get("vips-loader")).startswith("tiff")
+        if image.interpretation == "cmyk":
             image = image.colourspace("srgb")
-        if image.bands != 3:
-            raise UnreadableImage(f"{self.path} has {image.bands} channels, expected grey, RGB, RGBA or CMYK.")
-        return image
+        if transparent:
+            white = 65535 if image.format == "ushort" else 255
+            image = image.flatten(background=white, max_alpha=white)
+        return image.bandjoin([image, image]) if image.bands == 1 else image
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.image.height, self.image.width, 3
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint8 if self.image.format == "uchar" else np.uint16)
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         try:
@@ -123,8 +145,7 @@ class VipsReader:
             raise UnreadableImage(
                 f"{self.path} breaks off between rows {start} and {stop} of {self.image.height}: {_last_line(error)}"
             ) from None
-        dtype = np.uint8 if self.image.format == "uchar" else np.uint16
-        return np.frombuffer(found, dtype).reshape(stop - start, self.image.width, 3)
+        return np.frombuffer(found, self.dtype).reshape(stop - start, self.image.width, 3)
 
 
 def _last_line(error: Exception) -> str:
