@@ -13,6 +13,7 @@ PALETTE = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000", "#999999", "#7A3E9D",
     "#8C564B", "#17BECF", "#BCBD22", "#AEC7E8", "#FFBB78", "#98DF8A", "#FF9896", "#C5B0D5", "#C49C94", "#DBDB8D",
 )  # fmt: skip
+OTHERS = "#D9D9D9"
 
 
 class RowFile:
@@ -55,6 +56,7 @@ def draw_classes(scores: Path, classes: Sequence[str], file: Path) -> None:
 
 
 def draw_map(best: np.ndarray, classes: Sequence[str], file: Path) -> None:
+    """Every class in the colour of its number; where several would have the same, the rarer ones are grey."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -63,9 +65,12 @@ def draw_map(best: np.ndarray, classes: Sequence[str], file: Path) -> None:
     from matplotlib.patches import Patch
 
     counts = np.bincount(best.ravel(), minlength=len(classes))
-    shown = np.argsort(-counts, kind="stable")[: min(len(PALETTE), int((counts > 0).sum()))]
-    colours = np.full((len(classes), 3), 0.85)
-    for place, index in enumerate(shown):
+    shown: dict[int, int] = {}  # colours by the number of the class, in every map alike; two never share one
+    for index in np.argsort(-counts, kind="stable").tolist():
+        if counts[index] and index % len(PALETTE) not in shown:
+            shown[index % len(PALETTE)] = index
+    colours = np.full((len(classes), 3), to_rgb(OTHERS))
+    for place, index in shown.items():
         colours[index] = to_rgb(PALETTE[place])
     rows, cols = best.shape
     longest = max(rows, cols)
@@ -74,9 +79,11 @@ def draw_map(best: np.ndarray, classes: Sequence[str], file: Path) -> None:
     panel.imshow(colours[best], interpolation="nearest")
     panel.set_axis_off()
     handles: list[Any] = [
-        Patch(color=PALETTE[place], label=f"{classes[i]} {100 * counts[i] / best.size:.0f} %")
-        for place, i in enumerate(shown)
+        Patch(color=PALETTE[place], label=f"{classes[index]} {100 * counts[index] / best.size:.0f} %")
+        for place, index in shown.items()
     ]
+    if others := counts.sum() - counts[list(shown.values())].sum():
+        handles.append(Patch(color=OTHERS, label=f"others {100 * others / best.size:.0f} %"))
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
     figure.savefig(file, dpi=110, metadata={"Software": None})
     plt.close(figure)
