@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import timm
 import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -25,6 +27,7 @@ from vir.streaming.budget import memory_in_use, parse_bytes, row_bytes, rows_wit
 from vir.streaming.engine import Band
 from vir.streaming.horizon import sights
 from vir.streaming.job import Job
+from vir.streaming.maps import OTHERS, PALETTE, draw_map
 from vir.streaming.readers import ArrayReader
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "heads": 3, "init_values": 0.5, "retention": "2d"}
@@ -126,6 +129,64 @@ def test_another_image_or_model_is_not_gone_on_with(model: Path, tmp_path: Path)
     with pytest.raises(CannotStream, match="another image"):
         Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "y"}, resume=True)
     Job(Streamer(trained, 330, 100), ArrayReader(pixels), 3, tmp_path, {"image": "y"}, restart=True).run()
+
+
+def test_results_of_another_image_or_settings_are_not_lost(model: Path, image: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other.png"
+    Image.new("RGB", (64, 64)).save(other)
+    common = "--checkpoint", model, "--out", out
+    assert run(image, *common)[0] == 0
+    assert run(image, *common, "--features", "--band", 3)[0] == 0
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    for arguments, says in (
+        ((other,), "another image"),
+        ((image, "--features", "--pool", "avg"), "another pool"),
+        ((image,), "another features"),
+    ):
+        code, told = run(*arguments, *common)
+        assert code == 2, told
+        assert says in told
+        assert "--out" in told
+        assert "--restart" in told
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    (out / "mine.txt").write_text("kept")
+    assert run(other, *common, "--restart")[0] == 0
+    assert sorted(file.name for file in out.iterdir()) == [
+        "answer.json", "map.png", "mine.txt", "run.json", "scores.npy",
+    ]  # fmt: skip
+    assert np.load(out / "scores.npy").shape == (8, 8, 3)
+    (out / "run.json").unlink()
+    code, told = run(other, *common)
+    assert (code, "no run.json" in told) == (2, True)
+
+
+def test_where_results_cannot_be_written_is_told(model: Path, image: Path) -> None:
+    for out, says in ((image, "is a file"), (image / "deeper", "Not a directory")):
+        code, told = run(image, "--checkpoint", model, "--out", out)
+        assert (code, says in told, "another --out" in told) == (2, True, True), told
+
+
+def test_what_is_doubtful_is_told_before_and_kept_beside_the_answer(model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "dark.npy", np.full((64, 64, 3), 2000, np.uint16))
+    common = tmp_path / "dark.npy", "--checkpoint", model, "--out", tmp_path / "out"
+    code, told = run(*common)
+    assert code == 0, told
+    assert told.count("nearly black") == 1
+    (warning,) = json.loads(run(*common, "--json")[1])["warnings"]
+    assert "nearly black" in warning
+
+
+def test_colours_are_of_the_number_of_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = [f"class {number}" for number in range(25)]
+    drawn = []
+    usual = Axes.imshow
+    monkeypatch.setattr(Axes, "imshow", lambda panel, x, **options: drawn.append(x) or usual(panel, x, **options))
+    for best in ([[1, 1, 2]], [[2, 2, 1]], [[0, 20, 20]]):  # class 20 has the colour of class 0
+        draw_map(np.array(best), classes, tmp_path / "map.png")
+    one, other, crowded = (colours[0].tolist() for colours in drawn)
+    assert one == [list(to_rgb(PALETTE[1]))] * 2 + [list(to_rgb(PALETTE[2]))]
+    assert other == [one[2], one[2], one[0]]
+    assert crowded == [list(to_rgb(OTHERS))] + [list(to_rgb(PALETTE[0]))] * 2
 
 
 def test_a_full_disk_is_told_and_what_was_saved_is_kept(model: Path, tmp_path: Path) -> None:

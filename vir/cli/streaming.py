@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from vir.cli.shared import Data, Decay, a_picture, console, fail
 from vir.cli.training import Precision
@@ -53,7 +54,7 @@ def stream(
     features: Annotated[bool, typer.Option("--features", help="Also write the features of every patch.")] = False,
     precision: Precision = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget the unfinished run in --out.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Remove what an earlier run left in --out.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tell how far each head sees on this image, and stop.")
     ] = False,
@@ -87,8 +88,9 @@ def _run(model: Any, card: Any, reader: Any, image: Path, wishes: Wishes) -> dic
 
     from vir.streaming import Streamer
     from vir.streaming.budget import parse_bytes, rows_within
+    from vir.streaming.doubts import doubts
     from vir.streaming.engine import default_rows
-    from vir.streaming.job import ANSWER, SCORES, Job, identity_of
+    from vir.streaming.job import ANSWER, MAP, SCORES, Job, identity_of
     from vir.streaming.maps import draw_classes
 
     stretch, (_, cols) = _stretch(model, card, reader, wishes.decay)
@@ -103,6 +105,9 @@ def _run(model: Any, card: Any, reader: Any, image: Path, wishes: Wishes) -> dic
         streamer, reader, rows, wishes.out, identity_of(image, model, card.model, stretch),
         resume=wishes.resume, restart=wishes.restart, features=wishes.features,
     )  # fmt: skip
+    warnings = doubts(image)
+    for warning in warnings if not wishes.quiet else ():
+        console.print(Text.assemble(("Warning:", "yellow"), f" {warning}"))
     logits = _with_progress(job, streamer, wishes.quiet)
     if logits is None:
         console.print(f"stopped; what was done is kept in {job.out}: go on with --resume.", highlight=False)
@@ -113,8 +118,10 @@ def _run(model: Any, card: Any, reader: Any, image: Path, wishes: Wishes) -> dic
         "answer": {card.classes[i]: p for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)},
         "pool": streamer.pool, "band_rows": job.rows, "decay": wishes.decay,
     }  # fmt: skip
+    if warnings:
+        answer["warnings"] = warnings
     (job.out / ANSWER).write_text(json.dumps(answer, indent=1))
-    draw_classes(job.out / SCORES, card.classes, job.out / "map.png")
+    draw_classes(job.out / SCORES, card.classes, job.out / MAP)
     return answer
 
 

@@ -18,8 +18,10 @@ from vir.streaming.maps import RowFile
 from vir.streaming.readers import Reader
 
 PROGRESS = "progress.npz"
-ANSWER = "answer.json"
+RECORD = "run.json"  # of what the results are
+ANSWER, MAP = "answer.json", "map.png"
 SCORES, FEATURES = "scores.npy", "features.npy"
+RESULTS = (ANSWER, MAP, SCORES, FEATURES)
 SAVE_SECONDS = 10.0
 
 
@@ -50,19 +52,53 @@ class Job:
         self.save_seconds = save_seconds
         self.identity = {**identity, "rows": rows, "features": features, "pool": streamer.pool}
         self.file = out / PROGRESS
-        out.mkdir(parents=True, exist_ok=True)
+        if not out.is_dir() and (out.exists() or out.is_symlink()):
+            raise CannotStream(f"{out} is a file, expected a folder for the results: choose another --out.")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            unfinished = self._prepare(resume, restart)
+            self.rows = self.identity["rows"]
+            self.maps = self._open_maps(again=unfinished)
+            (out / RECORD).write_text(json.dumps(self.identity))
+        except OSError as error:
+            raise CannotStream(f"{error}. Results cannot be written to {out}: choose another --out.") from error
+
+    def _prepare(self, resume: bool, restart: bool) -> bool:
+        """Whether to go on with an unfinished run; if not, the folder is made ready for results of one image alone."""
         unfinished = self.file.exists() and not restart
         if unfinished and not resume:
-            raise CannotStream(f"{out} holds an unfinished run: --resume goes on with it, --restart begins again.")
+            raise CannotStream(f"{self.out} holds an unfinished run: --resume goes on with it, --restart begins again.")
         if resume and not self.file.exists():
-            raise CannotStream(f"{out} holds no unfinished run to go on with: leave --resume out.")
+            raise CannotStream(f"{self.out} holds no unfinished run to go on with: leave --resume out.")
         if unfinished:
             self._restore()
-        else:
-            self.file.unlink(missing_ok=True)
-            (out / ANSWER).unlink(missing_ok=True)
-        self.rows = self.identity["rows"]
-        self.maps = self._open_maps(again=unfinished)
+            return True
+        if not restart:
+            self._check_earlier()
+        for name in RESULTS if restart else (ANSWER,):
+            (self.out / name).unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
+        return False
+
+    def _check_earlier(self) -> None:
+        """Results of the same image and settings may be written again; others are neither lost nor mixed with these."""
+        if not any((self.out / name).exists() for name in RESULTS):
+            return
+        try:
+            theirs = json.loads((self.out / RECORD).read_text())
+            # Other bands only round otherwise, and features may be added, but old ones would stay beside the new map.
+            alike = ("rows", "features") if self.identity["features"] else ("rows",)
+            different = [name for name in self._different(theirs) if name not in alike]
+            whose = f"with another {' and '.join(different)}" if different else ""
+        except (FileNotFoundError, ValueError, AttributeError):
+            whose = f"that left no {RECORD} to tell of what they are"
+        if whose:
+            raise CannotStream(
+                f"{self.out} holds results of a run {whose}: choose another --out, or remove them by --restart."
+            )
+
+    def _different(self, theirs: dict[str, Any]) -> list[str]:
+        return [name for name, value in self.identity.items() if json.loads(json.dumps(value)) != theirs.get(name)]
 
     def _open_maps(self, again: bool) -> dict[str, RowFile]:
         rows, cols = self.streamer.grid
@@ -129,8 +165,7 @@ class Job:
             raise CannotStream(f"{self.file} is not a saved run ({error}): begin again with --restart.") from None
         theirs = header["identity"]
         self.identity["rows"] = theirs["rows"]  # other bands would round otherwise
-        different = [name for name, value in self.identity.items() if json.loads(json.dumps(value)) != theirs.get(name)]
-        if different:
+        if different := self._different(theirs):
             raise CannotStream(
                 f"{self.out} holds an unfinished run with another {' and '.join(different)}: choose another --out, or "
                 "begin again with --restart."
