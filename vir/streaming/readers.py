@@ -99,7 +99,7 @@ class VipsReader:
             import pyvips
         except (ImportError, OSError) as error:
             raise UnreadableImage(
-                f"{path} is read through libvips, which is not there ({error}): pip install 'vision-retention[stream]'."
+                f"{path} is read through libvips, which is not there ({error}): pip install 'pyvips[binary]'."
             ) from None
         self.path, self.name, self.error = path, str(path), pyvips.Error
         try:
