@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vir.checkpoint import BadCheckpoint, Card, load_model, read, save_half, save_model, write
+from vir.checkpoint import BadCheckpoint, Card, load_model, read, read_card, save_half, save_model, write
+from vir.train.state import save_state
 
 CARD = Card(
     "vir_tiny_patch16_224", ("cat", "dog"), 32, {"img_size": 32, "patch_size": 8, "depth": 2, "retention": "2d"},
@@ -43,9 +44,31 @@ def test_a_halved_copy_answers_alike(saved: Path, tmp_path: Path) -> None:
     assert not torch.equal(whole, half)
 
 
+def test_a_halved_copy_never_takes_the_place_of_its_source(saved: Path, tmp_path: Path) -> None:
+    before = saved.read_bytes()
+    (tmp_path / "link.safetensors").symlink_to(saved)
+    for out in (saved, tmp_path / "." / "link.safetensors"):
+        with pytest.raises(BadCheckpoint, match=r"is the checkpoint itself: .* Name another file"):
+            save_half(saved, out)
+    assert saved.read_bytes() == before
+
+
+def test_the_state_of_a_training_is_no_model(tmp_path: Path) -> None:
+    model, file = CARD.build(), tmp_path / "state.safetensors"
+    save_state(file, model, torch.optim.AdamW(model.parameters()), None, {"epoch": 1}, write=True)
+    for use in (load_model, read_card, lambda file: save_half(file, tmp_path / "half.safetensors")):
+        with pytest.raises(BadCheckpoint, match=r"state\.safetensors is no model, but the state of a training"):
+            use(file)
+
+
 def test_what_is_no_checkpoint(saved: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(saved.read_bytes()[:-100])
+    with pytest.raises(BadCheckpoint, match=r"is a folder, expected a \.safetensors file\. .* there is no best model"):
+        load_model(tmp_path)
+    (tmp_path / "best.safetensors").touch()
+    with pytest.raises(BadCheckpoint, match=rf"is a folder, .* Give {tmp_path / 'best.safetensors'}\."):
+        load_model(tmp_path)
     with pytest.raises(BadCheckpoint, match="not a whole safetensors file"):
         load_model(cut)
     other = tmp_path / "other.safetensors"

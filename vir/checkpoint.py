@@ -108,6 +108,12 @@ def write(tensors: Mapping[str, Tensor], header: dict[str, Any], file: Path) -> 
 
 def read(file: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a file that `write` made."""
+    if file.is_dir():
+        best = file / "best.safetensors"
+        raise BadCheckpoint(
+            f"{file} is a folder, expected a .safetensors file. "
+            + (f"Give {best}." if best.is_file() else "Give the one that training wrote: there is no best model in it.")
+        )
     if not file.is_file():
         names = ", ".join(weights.shipped())
         also = f", or the name of weights that ship: {names}" if names else ""
@@ -136,7 +142,7 @@ def save_model(model: nn.Module | Mapping[str, Tensor], card: Card, file: Path) 
 def load_model(file: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, Card]:
     """The trained model in evaluation mode, in float32, and its card; from a file or by the name of shipped weights."""
     tensors, header = read(found(file))
-    card = Card.from_dict(header)
+    card = _card_of(header, file)
     model = card.build()
     try:
         model.load_state_dict({name: x.float() if x.is_floating_point() else x for name, x in tensors.items()})
@@ -147,9 +153,35 @@ def load_model(file: Path | str, device: str | torch.device = "cpu") -> tuple[nn
 
 def save_half(file: Path | str, out: Path | str, card: Card | None = None) -> None:
     """A copy with its numbers in fp16, at half the size, to ship; `load_model` computes with them in float32."""
+    check_apart(file, out)
     tensors, header = read(found(file))
     halved = {name: x.half() if x.is_floating_point() else x for name, x in tensors.items()}
-    save_model(halved, card or Card.from_dict(header), Path(out))
+    save_model(halved, card or _card_of(header, file), Path(out))
+
+
+def check_apart(file: Path | str, out: Path | str) -> None:
+    """That a copy does not take the place of its source, by another path or name either."""
+    source, out = found(file), Path(out)
+    if source.exists() and out.exists() and out.samefile(source):
+        raise BadCheckpoint(
+            f"{out} is the checkpoint itself: a copy in its place would leave nothing of its full precision. "
+            "Name another file for the copy."
+        )
+
+
+def read_card(checkpoint: Path | str) -> Card:
+    """What a model is, without building it."""
+    _, header = read(found(checkpoint))
+    return _card_of(header, checkpoint)
+
+
+def _card_of(header: dict[str, Any], file: Path | str) -> Card:
+    if "format" not in header:  # only what training writes to go on from has none
+        raise BadCheckpoint(
+            f"{file} is no model, but the state of a training: it has no card. Give the best.safetensors or "
+            "last.safetensors beside it."
+        )
+    return Card.from_dict(header)
 
 
 def found(checkpoint: Path | str) -> Path:

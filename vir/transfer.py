@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vir.checkpoint import BadCheckpoint, Card, found, read
+from vir.checkpoint import BadCheckpoint, Card, found, read, read_card
 from vir.heads.backbone import Backbone
 from vir.layers.retention import MultiHeadRetention
 from vir.models.vir import VisionRetention, checkpoint_filter_fn
@@ -11,7 +11,7 @@ from vir.models.vir import VisionRetention, checkpoint_filter_fn
 
 def from_classifier(file: Path | str) -> dict[str, Any]:
     """The arguments of `build_detector` and `build_segmentor` that make the backbone of a classifier's checkpoint."""
-    card = Card.from_dict(read(found(file))[1])
+    card = read_card(file)
     if card.task != "classification":
         raise BadCheckpoint(f"{file} holds a model for {card.task}, expected one for classification.")
     return {
