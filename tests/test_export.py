@@ -68,6 +68,57 @@ def test_an_exported_model_is_as_good_as_its_card_says(trained: Path, images: Pa
         "5 epochs",
     ):
         assert part in words
+    assert "top-5" not in told + words, "the best five of three classes"
+
+
+def test_an_export_never_takes_the_place_of_its_source(trained: Path, images: Path, tmp_path: Path) -> None:
+    before = trained.read_bytes()
+    (tmp_path / "further").mkdir()
+    for out in (trained, tmp_path / "further" / ".." / trained.name):
+        done = CliRunner().invoke(app, ["export", str(trained), "--data", str(images), "--out", str(out)])
+        assert done.exit_code == 2
+        assert "is the checkpoint itself" in " ".join(done.output.split())
+    assert trained.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_nothing_is_told_of_a_model_that_no_image_was_for(
+    command: str, trained: Path, images: Path, tmp_path: Path
+) -> None:
+    for file in images.glob("*/*.png"):
+        file.write_bytes(b"no image")
+    arguments = [command, str(trained), "--data", str(images), "--workers", "0"]
+    more = ["--out", str(tmp_path / "x.safetensors")] if command == "export" else []
+    done = CliRunner().invoke(app, [*arguments, *more])
+    assert done.exit_code == 2, done.output
+    said = " ".join(done.output.split())
+    assert "none of the 12 images to judge by in" in said
+    assert "is not an image that can be read" in said
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_failed_export_leaves_an_earlier_file_as_it_was(trained: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.safetensors"
+    export(trained, images, out)
+    before = {file: file.read_bytes() for file in tmp_path.glob("x.*")}
+    arguments = ["export", str(trained), "--data", str(tmp_path / "nowhere"), "--out", str(out)]
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+    assert {file: file.read_bytes() for file in tmp_path.glob("*x.*")} == before
+    assert len(before) == 3
+
+
+def test_numbers_that_are_no_class_are_told_with_a_way_out(tmp_path: Path) -> None:
+    for folder, mode in (("images", "RGB"), ("masks", "L")):
+        (tmp_path / "val" / folder).mkdir(parents=True)
+        for i in range(2):
+            Image.new(mode, (40, 32), 11 if mode == "L" else "grey").save(tmp_path / "val" / folder / f"{i}.png")
+    arguments = ["evaluate", "upernet_hvir_tiny.camvid", "--data", str(tmp_path), "--size", "32", "--workers", "0"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.output
+    said = " ".join(done.output.split())
+    assert "none of the 2 images to judge by in" in said
+    assert "11 is none of the 11 classes nor void" in said
+    assert "--void NUMBER" in said
 
 
 def test_a_failed_export_leaves_nothing(trained: Path, tmp_path: Path) -> None:

@@ -2,24 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from vir.checkpoint import Card, load_model, save_half
+from vir.checkpoint import Card, check_apart, load_model, save_half
 from vir.evaluate.by_task import judge_data
-from vir.evaluate.measures import ALSO, MEASURES
+from vir.evaluate.measures import told
 from vir.predict import best_device
 
 
 def export(checkpoint: Path | str, data: str, out: Path, *, command: str = "", terms: str = "", **judging: Any) -> Card:
     """Write the halved weights, their card as JSON and as Markdown; further arguments are those of `judge_data`."""
-    save_half(checkpoint, out)
-    try:
-        model, card = load_model(out, best_device())
+    check_apart(checkpoint, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".", dir=out.parent) as aside:  # what fails leaves an earlier file as it was
+        half = Path(aside) / out.name
+        save_half(checkpoint, half)
+        model, card = load_model(half, best_device())
         verdict = judge_data(model, card, data, device=best_device(), **judging)
-    except BaseException:
-        out.unlink(missing_ok=True)
-        out.with_suffix(".json").unlink(missing_ok=True)
-        raise
     kept = {name: card.metrics[name] for name in ("epoch",) if name in card.metrics}
     # Where the data lay is nobody else's business.
     about = card.data | {"path": Path(card.data.get("path", "")).name, "terms": terms or card.data.get("terms", "")}
@@ -33,13 +33,13 @@ def described(card: Card, file: str, command: str = "", split: str = "val") -> s
     """The card in words, for people; an epoch is chosen by the validation images."""
     data, origin, recipe = card.data, card.origin, card.recipe
     extra = f", {', '.join(f'{k}={v}' for k, v in card.model_args.items())}" if card.model_args else ""
-    also, chosen_by = ALSO[card.task], "them" if split == "val" else "others"
+    chosen_by = "them" if split == "val" else "others"
     lines = [
         f"# {file.removesuffix('.safetensors')}",
         "",
         f"- **Model**: `{card.model}`{extra}, {card.task}, at {card.size} px, fp16 weights, computed in float32.",
         f"- **Classes** ({len(card.classes)}): {', '.join(card.classes)}.",
-        f"- **Accuracy**: {MEASURES[card.task].told(card.metrics)}, {also.told(card.metrics)} of "
+        f"- **Accuracy**: {told(card.task, card.metrics, len(card.classes))} of "
         f"{int(card.metrics['images']):,} images that it did not learn from; the epoch was chosen by {chosen_by}.",
         f"- **Data**: {data.get('images', 0):,} images to learn from. Terms: {data.get('terms') or 'not stated'}.",
         f"- **Training**: {recipe.get('epochs')} epochs, batch {recipe.get('batch')}, {recipe.get('optimizer')}, rate "

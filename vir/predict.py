@@ -11,9 +11,10 @@ from torch import nn
 
 from vir.answers import Classes, Detections, Segmentation
 from vir.checkpoint import Card, Task, load_model
-from vir.data.images import UnreadableImage, open_image
+from vir.data.images import MOST_PIXELS, UnreadableImage, open_image
 from vir.data.joint import AS_THEY_ARE, ForJudgingDetection, ForJudgingSegmentation
 from vir.evaluate.segmentation import labels_of
+from vir.heads.targets import TooLong
 
 TOP = 5
 LEAST = 0.5  # how sure a model must be of an object
@@ -29,13 +30,16 @@ def predict(
     size: int | None = None,
     device: str | None = None,
 ) -> Iterator[Answer | UnreadableImage]:
-    """The answer for every image, in order; an image that cannot be read gives its error instead."""
+    """The answer for every image, in order; an image that cannot be read, or that the model cannot take, gives its
+    error instead."""
     model, card = load_model(checkpoint, device or best_device())
     for path in images:
         try:
             yield answer_to(model, card, open_image(path), str(path), top=top, least=least, size=size)
         except UnreadableImage as error:
             yield error
+        except TooLong as error:
+            yield UnreadableImage(f"{path} {error.why}")
 
 
 @torch.inference_mode()
@@ -53,6 +57,7 @@ def answer_to(
     device = next(model.parameters()).device
 
     def classes() -> Classes:
+        _check_length(image, name, size or card.size)
         pixels = create_transform(**card.preprocessing(size))(image)
         shares = model(pixels[None].to(device)).float().softmax(1)[0]
         best = shares.topk(min(top, len(card.classes)))
@@ -77,6 +82,15 @@ def answer_to(
         "segmentation": scene,
     }
     return answers[card.task]()
+
+
+def _check_length(image: Image.Image, name: str, side: int) -> None:
+    """A classifier's images are brought to their shorter side, however long the other one becomes."""
+    if side * side * max(image.size) > MOST_PIXELS * min(image.size):
+        raise UnreadableImage(
+            f"{name} has {image.height} x {image.width} pixels: with {side} of its shorter side it would have more "
+            f"than {MOST_PIXELS:,}. Cut it into parts."
+        )
 
 
 def best_device() -> str:

@@ -77,7 +77,7 @@ def test_without_names_the_numbers_are_names(tmp_path: Path) -> None:
 def test_mistakes_are_answered_in_words(tmp_path: Path) -> None:
     names = simple(tmp_path) / "classes.txt"
     names.write_text("sky\nroad\n")
-    with pytest.raises(UnreadableImage, match="from 0 to 255, not all"):
+    with pytest.raises(UnreadableImage, match="from 0 to 255, and 2 is none of the 2 classes"):
         open_scenes(tmp_path)["train"].read(0)
     with pytest.raises(NoImages, match=r"in this order\.$"):
         open_scenes(tmp_path, classes=("road", "sky"))

@@ -13,8 +13,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
+from tests.heads.small import detector
 from vir.data import rle
-from vir.data.dense import DenseExamples
+from vir.data.dense import DenseBatch, DenseExamples
 from vir.data.joint import ForJudgingDetection
 from vir.data.loading import Share, judging_batches
 from vir.data.objects import open_objects
@@ -237,3 +238,13 @@ def test_a_model_is_asked_about_a_whole_set_at_another_size(tmp_path: Path) -> N
     assert seen.images == 4
     assert "3.png" in seen.unreadable[0]
     assert seen.metrics()["box_ap"] == seen.metrics()["mask_ap"] == 1
+
+
+def test_an_image_too_long_for_a_model_is_told_and_the_others_judged() -> None:
+    known = [Truth(i, height, 60, ()) for i, height in enumerate((60, 1, 50))]
+    images = [torch.rand(3, 60, 60), torch.rand(3, 1, 3000), torch.rand(3, 50, 60)]
+    batch = DenseBatch(images, known, [(x.shape[1], x.shape[2]) for x in images], torch.arange(3), [])
+    seen = judge_detection(detector(), [batch], ("cat", "dog"), torch.device("cpu"))
+    assert [one.image_id for one in seen.truths] == [0, 2]
+    (told,) = seen.unreadable
+    assert told.startswith("image 1 has 1 x 3000 pixels: ")

@@ -6,6 +6,7 @@ import torch
 from tests.heads.small import scene
 from vir.checkpoint import Card
 from vir.heads.peers import PEERS, build_peer
+from vir.heads.targets import TooLong
 from vir.train.recipes import RECIPES
 
 TWO = [((8, 10, 44, 40), 1), ((50, 30, 90, 66), 2)]
@@ -28,6 +29,8 @@ def test_it_trains_and_answers_as_ours_do() -> None:
     model.eval().set_size(48)
     with torch.inference_mode():
         (found,) = model([image])
+        with pytest.raises(TooLong, match="image 0 has 2 x 3000 pixels"):
+            model([torch.rand(3, 2, 3000)])
     assert model.transform.min_size == (48,)
     assert found["masks"].shape[-2:] == (72, 96)
 

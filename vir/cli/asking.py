@@ -38,7 +38,7 @@ def evaluate(
     from vir.checkpoint import BadCheckpoint, load_model
     from vir.data.sets import NoImages
     from vir.evaluate.by_task import judge_data
-    from vir.evaluate.measures import ALSO, MEASURES
+    from vir.evaluate.measures import told
     from vir.evaluate.segmentation import SegmentationJudgement
     from vir.layers.retention import stretch_decay
     from vir.predict import best_device
@@ -57,11 +57,9 @@ def evaluate(
     except (BadCheckpoint, NoImages) as error:
         fail(str(error))
     metrics = verdict.metrics()
-    told = [MEASURES[card.task].told(metrics), ALSO[card.task].told(metrics)]
-    told += [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
-    console.print(
-        f"{card.model} at {size or card.size} px on {verdict.images:,} images: {', '.join(told)}", highlight=False
-    )
+    loss = f", loss {metrics['loss']:.4f}" if "loss" in metrics else ""
+    numbers = told(card.task, metrics, len(card.classes)) + loss
+    console.print(f"{card.model} at {size or card.size} px on {verdict.images:,} images: {numbers}", highlight=False)
     found = verdict.per_class() if isinstance(verdict, SegmentationJudgement) else {}
     by_class = {name: round(iou, 6) for name, iou in found.items() if not math.isnan(iou)}
     for name, iou in by_class.items():
@@ -123,7 +121,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead.")] = False,
 ) -> None:
     """Ask a trained model what is in a photograph: its class, its objects or the class of every pixel."""
-    from vir.checkpoint import BadCheckpoint
+    from vir.checkpoint import BadCheckpoint, read_card
     from vir.data.images import UnreadableImage
     from vir.data.sets import image_files
     from vir.predict import predict as ask
@@ -133,10 +131,16 @@ def predict(
         fail(f"{', '.join(map(str, images))}: there is no image in it. Name images, or a folder of them.")
     failed, taken = 0, set[Path]()
     try:
+        if out is not None and read_card(checkpoint).task == "classification":
+            fail(
+                f"--out {out}: {checkpoint} is a classifier, and gives an image one class, of which nothing can be "
+                "drawn on it. Leave --out out, or ask vir demo for a sheet of images with their classes."
+            )
         for path, answer in zip(files, ask(files, checkpoint, top=top, least=least, size=size), strict=True):
             if isinstance(answer, UnreadableImage):
                 failed += 1
-                told = Text.assemble((f"{path}:", "red"), f" {answer}")
+                why = str(answer).removeprefix(str(path)).lstrip()  # these errors begin with the name
+                told = Text.assemble((str(path), "red"), f" {why}")
                 _tell(as_json, {"image": str(path), "error": str(answer)}, told)
                 continue
             drawn = _drawn(path, answer, out, taken)

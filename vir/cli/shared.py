@@ -59,7 +59,17 @@ Data = Annotated[
 Decay = Annotated[
     Literal["keep", "rescale"], typer.Option(help="At another size: keep the decay, or what it sees in pixels.")
 ]
-Size = Annotated[int | None, typer.Option(help="Pixels of a side.", min=8)]
+LARGEST = 4096  # as far as vir bench models goes; a classifier's memory grows with the square of it
+
+
+def _not_too_large(size: int | None) -> int | None:
+    """A process that is killed for its memory says nothing."""
+    if size is not None and size > LARGEST:
+        raise typer.BadParameter(f"got {size}, expected at most {LARGEST}: for larger images there is vir stream.")
+    return size
+
+
+Size = Annotated[int | None, typer.Option(help=f"Pixels of a side, at most {LARGEST}.", min=8, callback=_not_too_large)]
 Void = Annotated[
     list[int] | None,
     typer.Option(help="Segmentation: a number in label maps that is no class, besides 255; repeat for several."),

@@ -46,10 +46,16 @@ class SceneImages:
         labels = self.class_of[numbers] if low >= 0 and high < len(self.class_of) else np.full(1, NO_CLASS)
         if (labels == NO_CLASS).any():
             raise UnreadableImage(
-                f"{mask} has numbers from {low} to {high}, not all of which are one of the {len(self.classes)} classes "
-                f"or void. Name all classes in {NAMES}, or say which numbers are void."
+                f"{mask} has numbers from {low} to {high}, and {self._stranger(numbers)} is none of the "
+                f"{len(self.classes)} classes nor void. Name all classes in {NAMES}, or say which numbers are void, by "
+                "--void NUMBER for each."
             )
         return labels.astype(np.uint8)
+
+    def _stranger(self, numbers: np.ndarray) -> int:
+        """The first number that is neither a class nor void."""
+        known = np.flatnonzero(self.class_of != NO_CLASS)
+        return int(np.setdiff1d(numbers, known)[0])
 
 
 def open_scenes(

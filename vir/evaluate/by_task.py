@@ -1,7 +1,7 @@
 """A trained model judged on a whole set of images, whatever its task."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from vir.data.sets import NoImages, open_images
 from vir.evaluate.classification import Judgement, judge_set
 from vir.evaluate.detection import DetectionJudgement, judge_detection
 from vir.evaluate.segmentation import SegmentationJudgement, judge_segmentation
+
+Verdict = TypeVar("Verdict", Judgement, DetectionJudgement, SegmentationJudgement)
 
 
 def judge_data(
@@ -37,7 +39,7 @@ def judge_data(
     if card.task == "classification":
         images = open_images(data, card.classes, split)
         _say(images.remarks, say)
-        return judge_set(model, card, images, size, batch, workers, device)
+        return _of_some(judge_set(model, card, images, size, batch, workers, device), data, len(images))
     if card.task == "detection":
         objects: Any = _part(open_objects(data, card.classes), split, data)
         _say(objects.remarks, say)
@@ -45,17 +47,27 @@ def judge_data(
             model.set_size(size)
         examples = DenseExamples(objects, ForJudgingDetection(), stand_in=False, read=objects.read_truth)
         batches = judging_batches(examples, 1, Share(), workers)
-        return judge_detection(model, batches, card.classes, torch.device(device), most=most_objects(model))
+        found = judge_detection(model, batches, card.classes, torch.device(device), most=most_objects(model))
+        return _of_some(found, data, len(objects))
     scenes = _part(open_scenes(data, card.classes, void), split, data)
     _say(scenes.remarks, say)
     as_judged = ForJudgingSegmentation(short=size or card.size, colours=AS_THEY_ARE)
     batches = judging_batches(DenseExamples(scenes, as_judged, stand_in=False), 1, Share(), workers)
-    return judge_segmentation(model, batches, card.classes, torch.device(device), mirrored=mirrored)
+    seen = judge_segmentation(model, batches, card.classes, torch.device(device), mirrored=mirrored)
+    return _of_some(seen, data, len(scenes))
 
 
 def most_objects(model: nn.Module) -> int:
     """As many answers of an image are judged as the detector gives."""
     return int(model.roi_heads.detections_per_img)  # type: ignore[arg-type, union-attr]
+
+
+def _of_some(verdict: Verdict, data: str, given: int) -> Verdict:
+    """A verdict on no image at all would be read as one on a bad model."""
+    if not verdict.images:
+        why = f" The first: {verdict.unreadable[0]}" if verdict.unreadable else ""
+        raise NoImages(f"none of the {given:,} images to judge by in {data} could be used.{why}")
+    return verdict
 
 
 def _say(remarks: Sequence[str], say: Callable[[str], None]) -> None:

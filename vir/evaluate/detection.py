@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vir.data import rle
 from vir.data.dense import DenseBatch
 from vir.data.truth import Truth
+from vir.heads.targets import TooLong
 
 Kind = Literal["box", "mask"]
 KINDS: dict[Kind, tuple[str, str]] = {"box": ("bbox", "bbox"), "mask": ("segm", "segmentation")}  # COCO's names
@@ -192,8 +193,19 @@ def judge_detection(
         seen.unreadable += batch.unreadable
         known = [i for i, truth in enumerate(batch.targets) if truth is not None]
         images = [batch.images[i].to(device, non_blocking=True) for i in known]
-        for i, image, output in zip(known, images, model(images) if images else [], strict=True):
+        for i, image, output in zip(known, images, _answers(model, images), strict=True):
+            if isinstance(output, TooLong):
+                seen.unreadable.append(f"image {batch.targets[i].image_id} {output.why}")
+                continue
             height, width = image.shape[-2:]
             seen.add(batch.targets[i], in_own_size(output, (height, width), batch.sizes[i]))
         say(len(batch.images))
     return seen
+
+
+def _answers(model: nn.Module, images: list[Tensor]) -> list[dict[str, Tensor] | TooLong]:
+    """An image that the model refuses does not take the others of its batch along."""
+    try:
+        return model(images) if images else []
+    except TooLong as error:
+        return [error] if len(images) == 1 else [answer for one in images for answer in _answers(model, [one])]

@@ -24,9 +24,18 @@ MEASURES: dict[Task, Measure] = {
     "detection": Measure("mask_ap", "mask AP", 100.0),
     "segmentation": Measure("miou", "mIoU", 100.0),
 }
-# Told beside it.
+# Told beside it, by `told`.
 ALSO: dict[Task, Measure] = {
     "classification": Measure("top5", "top-5"),
     "detection": Measure("box_ap", "box AP", 100.0),
     "segmentation": Measure("pixel_accuracy", "pixels right", 100.0),
 }
+AMONG = 5  # answers, of which the right one is to be one
+
+
+def told(task: Task, metrics: Mapping[str, float], classes: int) -> str:
+    """A model's numbers in words; of so few classes every answer is among the best five, whatever the model says."""
+    measures = [MEASURES[task]]
+    if task != "classification" or classes > AMONG:
+        measures.append(ALSO[task])
+    return ", ".join(measure.told(metrics) for measure in measures)

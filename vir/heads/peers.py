@@ -8,6 +8,8 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
+from vir.heads.targets import check_images
+
 # Of a recipe for our detectors: torchvision's has heads of its own.
 OURS = {"box_head", "width", "hidden", "proposals", "samples", "drop_path_rate"}
 PEERS = {"maskrcnn_resnet18_fpn": "resnet18", "maskrcnn_resnet50_fpn": "resnet50"}
@@ -24,6 +26,7 @@ class PeerMaskRCNN(MaskRCNN):
             raise ValueError("torchvision's Mask R-CNN does not know activation checkpointing: leave it off.")
 
     def forward(self, images: Sequence[Tensor], targets: Any = None) -> Any:
+        check_images(images, self.transform.max_size)
         return super().forward(list(images), targets if self.training else None)
 
 

@@ -12,6 +12,17 @@ from vir.heads.boxes import SMALLEST_SIDE
 Target = dict[str, Tensor]
 
 
+class TooLong(ValueError):
+    """An image of whose shorter side nothing would be left."""
+
+    def __init__(self, image: int, height: int, width: int, max_size: int) -> None:
+        self.why = (
+            f"has {height} x {width} pixels: with its longer side at most {max_size} nothing is left of the shorter "
+            "one. Cut it into parts, or give a larger max_size."
+        )
+        super().__init__(f"image {image} {self.why}")
+
+
 def check_images(images: Sequence[Tensor], max_size: int) -> None:
     if not len(images):
         raise ValueError("the list of images is empty: give at least one image.")
@@ -23,10 +34,7 @@ def check_images(images: Sequence[Tensor], max_size: int) -> None:
             )
         short, long = sorted(image.shape[1:])
         if not short or short * max_size < long:
-            raise ValueError(
-                f"image {i} has {image.shape[1]} x {image.shape[2]} pixels: with its longer side at most {max_size} "
-                "nothing is left of the shorter one. Cut it into parts, or give a larger max_size."
-            )
+            raise TooLong(i, image.shape[1], image.shape[2], max_size)
 
 
 def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, classes: int) -> list[Target]:
