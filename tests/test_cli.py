@@ -175,3 +175,74 @@ def test_bench_asks_for_two_numbers(shape: str, monkeypatch: pytest.MonkeyPatch)
     result = run(app, ["bench", "ops", "--shape", shape])
     assert result.exit_code == 2
     assert "expected two whole numbers with an x between them" in words(result.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bench", "cpu", "--size", "224", "--size", "10"], "--size 10: expected at least 16 pixels"),
+        (["forms", "--checkpoint", "upernet_hvir_tiny.camvid"], "trained for segmentation, expected a classifier"),
+        (["demo", "--checkpoint", "cascade_hvir_tiny.nuclei"], "trained for detection, expected a classifier"),
+        (["predict", "a.png", "--size", "2000000"], "got 2000000, expected at most 4096"),
+        (["predict", "a.png", "--out", "drawn"], "--out drawn: hvir_tiny.imagenette is a classifier"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_what_a_command_cannot_do_is_said_first(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (20, 20)).save("a.png")
+    result = run(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert says in words(result.output)
+    assert not Path("drawn").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xd8\xff" + 20_000 * b"x", "it is no JSON"),
+        (b'{"origin": {}, "rows": [{"retention": "1d", "tokens": 16}]}', "it has no figures of these"),
+        (None, "it cannot be read (No such file or directory)"),
+    ],
+    ids=["a photograph", "of bench forms", "missing"],
+)
+def test_bench_draw_says_in_short_what_it_cannot_draw(content: bytes | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    if content is not None:
+        file.write_bytes(content)
+    result = run(app, ["bench", "draw", str(file), "--out", str(tmp_path / "a.png")])
+    assert result.exit_code == 2
+    assert says in words(result.output)
+    assert len(result.output) < 1000
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "size", "says"),
+    [
+        ("cascade_hvir_tiny.nuclei", (3000, 2), "with its longer side at most 1024 nothing is left of the shorter one"),
+        ("hvir_tiny.imagenette", (60_000, 1), "with 128 of its shorter side it would have more than 512,000,000"),
+    ],
+)
+def test_predict_names_what_a_model_cannot_take_and_answers_the_others(
+    checkpoint: str, size: tuple[int, int], says: str, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("a.png", "b.png", "c.png")]
+    for file, sides in zip(files, [(40, 40), size, (50, 40)], strict=True):
+        Image.new("RGB", sides).save(file)
+    result = run(app, ["predict", str(tmp_path), "--checkpoint", checkpoint])
+    assert result.exit_code == 1, result.output
+    first, refused, last = result.stdout.splitlines()
+    assert first.startswith(f"{files[0]}: ")
+    assert last.startswith(f"{files[2]}: ")
+    assert refused.startswith(f"{files[1]} has {size[1]} x {size[0]} pixels: {says}")
+
+
+def test_predict_names_what_it_cannot_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "text.jpg"
+    file.write_text("no image")
+    result = run(app, ["predict", str(file)])
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"{file} is not an image")
+    assert result.stdout.count("text.jpg") == 1

@@ -83,6 +83,9 @@ def test_shift(tmp_path: Path) -> None:
     result = run(app, ["draw", "shift", "--size", "192", "--by", "3", "--out", str(out)])
     assert result.exit_code == 2
     assert "a shift by 3 patches, expected 1 to 2, a third of a side of 6 x 9 patches" in words(result.output)
+    result = run(app, ["draw", "shift", "--size", "32", "--out", str(out)])
+    assert result.exit_code == 2
+    assert "expected at least 3 of a side: content moves by up to a third of it. Take a larger" in words(result.output)
 
 
 @pytest.mark.parametrize(

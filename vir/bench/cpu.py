@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vir.bench.measure import peak_memory, time_each
 
 RIVAL = "vit_small_patch16_224"
+PATCH = 16  # pixels of a side: all three see none in a smaller image
 
 
 @dataclass(frozen=True)

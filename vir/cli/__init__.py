@@ -84,17 +84,20 @@ def demo(
 ) -> None:
     """Ask a trained model what photographs show, and draw a sheet of its answers."""
     from vir.answers import Classes
-    from vir.checkpoint import BadCheckpoint, load_model
+    from vir.checkpoint import BadCheckpoint, read_card
     from vir.data.images import open_image
     from vir.demo.photographs import NoPhotographs, photographs
     from vir.demo.sheet import draw as draw_sheet
     from vir.predict import best_device, predict
+    from vir.viz.inside import check_classifier
+    from vir.viz.style import CannotDraw
 
     try:
+        card = read_card(checkpoint)
+        check_classifier(card)
         files = {path.name: path for path in images} if images else photographs()
         answers = list(predict(list(files.values()), checkpoint, top=3))
-        _, card = load_model(checkpoint)
-    except (BadCheckpoint, NoPhotographs) as error:
+    except (BadCheckpoint, CannotDraw, NoPhotographs) as error:
         fail(str(error))
     table, shown = Table("photograph", "answer", "sure", "else"), []
     for (name, path), answer in zip(files.items(), answers, strict=True):
@@ -132,13 +135,14 @@ def forms(
     from vir.data.images import UnreadableImage, open_image
     from vir.demo.forms import FORMS, run
     from vir.demo.photographs import NoPhotographs, photographs
+    from vir.viz.style import CannotDraw
 
     table = Table("px", "form", "time", "memory", "logits differ by", "answer")
     try:
         picture = open_image(image or next(iter(photographs().values())))
         with console.status("") as status:
             results = list(run(checkpoint, picture, sizes or [224, 768], say=status.update))
-    except (BadCheckpoint, NoPhotographs, UnreadableImage) as error:
+    except (BadCheckpoint, CannotDraw, NoPhotographs, UnreadableImage) as error:
         fail(str(error))
     for result in results:
         table.add_row(

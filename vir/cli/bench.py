@@ -42,6 +42,8 @@ def bench_cpu(
 
     torch.set_num_threads(threads)
     sizes = sizes or [224, 512, 1024]
+    if min(sizes) < cpu.PATCH:
+        fail(f"--size {min(sizes)}: expected at least {cpu.PATCH} pixels, the side of a patch of these models.")
     table = Table("px", "model", "images/s", "times ViT", "spread", "peak memory")
     rows = []
     with working() as status:
@@ -343,7 +345,10 @@ def bench_draw(
             found.append(json.loads(file.read_text()))
             kinds = {plots.kind(row) for one in found for row in one["rows"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            fail(f"{file} is not what vir bench ops, models, hvir or stream writes with --json: {error!r}.")
+            fail(
+                f"{file} is not what vir bench ops, models, components, hvir or stream writes with --json: "
+                f"{_wrong_with(error)}. Name such a file."
+            )
     if len(kinds) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         fail(f"the files hold {names}: expected figures of one kind of benchmark.")
@@ -356,6 +361,15 @@ def bench_draw(
         fail(f"no figures of batch {', '.join(map(str, batches or ()))} in the files.")
     draw(rows, joined([one["origin"] for one in found]), out)
     console.print(f"drawn to {out}")
+
+
+def _wrong_with(error: Exception) -> str:
+    """Not in Python's words: they hold the whole of a file that is no text."""
+    if isinstance(error, OSError):
+        return f"it cannot be read ({error.strerror})"
+    if isinstance(error, ValueError):
+        return "it is no JSON"
+    return "it has no figures of these, and others are not drawn"
 
 
 def _add_models(table: Table, rows: list[Any], rival: float | None, ceiling: float | None) -> None:

@@ -15,6 +15,7 @@ from vir import ops
 from vir.bench.measure import peak_memory
 from vir.checkpoint import load_model
 from vir.layers.retention import set_form
+from vir.viz.inside import check_classifier
 
 FORMS: tuple[ops.Form, ...] = ("parallel", "recurrent", "chunkwise")
 
@@ -34,6 +35,7 @@ def run(
 ) -> Iterator[Result]:
     """Classify the image at each size in each form; all times are taken before any memory."""
     model, card = load_model(checkpoint)
+    check_classifier(card)
     cases = [(size, form) for size in sizes for form in FORMS]
     batches = {size: _batch(image, card.preprocessing(size)) for size in sizes}
 

@@ -77,6 +77,11 @@ def most_shift(side: int) -> int:
 def check_shift(by: int, grid: Grid, least: int = 0) -> int:
     """The largest shift on a grid, if this one is not larger."""
     most = min(most_shift(side) for side in grid)
+    if most < least:
+        raise CannotDraw(
+            f"a grid of {grid[0]} x {grid[1]} patches, expected at least {3 * least} of a side: content moves by up to "
+            "a third of it. Take a larger size."
+        )
     if not least <= by <= most:
         raise CannotDraw(
             f"a shift by {by} patches, expected {least} to {most}, a third of a side of {grid[0]} x {grid[1]} patches. "
