@@ -134,6 +134,7 @@ class Trainer:
         mine, theirs = plain(asdict(self.recipe)), stands["recipe"]
         different = [name for name, value in mine.items() if name in theirs and value != theirs[name]]
         different += ["classes"] if list(self.card.classes) != stands["classes"] else []
+        different += [] if "data" in stands else ["data"]  # not told by earlier versions
         if different:
             raise CannotTrain(
                 f"{self.place.out} holds a run with other settings ({', '.join(different)}). Choose another --out, or "
