@@ -11,6 +11,7 @@ import vir
 from vir import weights
 from vir.cli import asking, training
 from vir.cli.bench import bench
+from vir.cli.bench_draw import bench_draw
 from vir.cli.bench_suite import bench_all
 from vir.cli.bench_trained import bench_trained
 from vir.cli.drawing import draw
@@ -24,6 +25,7 @@ asking.add_commands(app)
 app.command()(stream)
 app.command()(mosaic)
 app.command()(serve)
+bench.command("draw")(bench_draw)
 bench.command("trained")(bench_trained)
 bench.command("all")(bench_all)
 app.add_typer(bench, name="bench")
