@@ -11,7 +11,8 @@ from torch.nn.utils import prune
 
 from vir import ops
 from vir.layers.blocks import ABLATIONS, RetentionBlock
-from vir.layers.retention import FORMS, MultiHeadRetention, Retention, scaled_linear, stretch_decay
+from vir.layers.residual import scaled_linear
+from vir.layers.retention import FORMS, MultiHeadRetention, Retention, stretch_decay
 
 SIZES = [(64, 64), (48, 80), (33, 71), (16, 16), (7, 130)]
 

@@ -8,7 +8,7 @@ from bounds import poisoned_and_fenced
 from compare import relative_error
 
 pytest.importorskip("triton")
-from vir.layers import blocks
+from vir.layers import residual
 from vir.ops import kernels
 from vir.ops.triton import plus
 
@@ -62,9 +62,9 @@ def test_what_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_take_it_where_tokens_are_many(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
     x, part, scale = (torch.randn(*shape, device=DEVICE) for shape in ((2, 4, 48), (2, 4, 48), (48,)))
-    monkeypatch.setattr(blocks, "MANY", x.numel() + (not many))
+    monkeypatch.setattr(residual, "MANY", x.numel() + (not many))
     used, usual = [], plus.scaled_sum
     monkeypatch.setattr(plus, "scaled_sum", lambda *args: used.append(1) or usual(*args))
-    assert relative_error(blocks.plus(x, part, scale), x + scale * part) < 1e-6
+    assert relative_error(residual.plus(x, part, scale), x + scale * part) < 1e-6
     assert bool(used) == many
-    assert torch.equal(blocks.plus(x, part, None), x + part)
+    assert torch.equal(residual.plus(x, part, None), x + part)

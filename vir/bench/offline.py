@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vir import ops
-from vir.ops.triton import group_norm, launch, norm, plus, settings
+from vir.ops.triton import folded, group_norm, launch, norm, plus, settings
 from vir.ops.triton.runner import Call, Step
 
 MULTIPROCESSORS = 132
@@ -57,6 +57,7 @@ def operators(dtype: torch.dtype, head_dim: int) -> dict[str, Callable[[], Any]]
     state = torch.empty(1, HEADS, head_dim, head_dim)
     columns = torch.empty(1, HEADS, 64, head_dim, head_dim)
     x, weight = torch.empty(64, HEADS * head_dim, dtype=dtype), torch.empty(HEADS * head_dim)
+    some, square = weight.to(dtype), torch.empty(HEADS * head_dim, HEADS * head_dim, dtype=dtype)
     maps = torch.empty(2, 256, 7, 7, dtype=dtype).contiguous(memory_format=torch.channels_last)
     return {
         "1D": of(launch.walk, ENOUGH, 197, None, False, **to),
@@ -72,7 +73,8 @@ def operators(dtype: torch.dtype, head_dim: int) -> dict[str, Callable[[], Any]]
         "2D, a band": of(launch.rows, 1, 512, 64, columns),
         "LayerNorm": lambda: norm.layer_norm(x, weight, weight, 1e-6, dtype),
         "LayerNorm, gradients": lambda: norm.layer_norm_back(x, weight, x, 1e-6),
-        "sum with a scaled part": lambda: plus.scaled_sum(x, x, weight.to(dtype)),
+        "sum with a scaled part": lambda: plus.scaled_sum(x, x, some),
+        "sum with a layer after a norm": lambda: folded.normed_sum(x, x, square, some, some, some, some, 1e-6),
         "GroupNorm": lambda: group_norm.group_norm(maps, weight[:256], weight[:256], 32, 1e-5),
     }
 

@@ -8,10 +8,10 @@ from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from vir.layers.norm import MANY, InnerNorm
+from vir.layers.norm import InnerNorm
 from vir.layers.patches import Grid
-from vir.layers.retention import MultiHeadRetention, Retention, scaled_linear
-from vir.ops import kernels
+from vir.layers.residual import plus, scaled_linear
+from vir.layers.retention import MultiHeadRetention, Retention
 
 SLICE_TOKENS = 2048
 
@@ -51,15 +51,6 @@ class SlicedMlp(Mlp):
         if not self.training:  # nothing is dropped then; small images wait for the host, whom every call costs time
             return scaled_linear(self.fc2, hidden, scale)  # type: ignore[arg-type]
         return self.drop2(scaled_linear(self.fc2, self.drop1(hidden), scale))  # type: ignore[arg-type]
-
-
-def plus(x: Tensor, part: Tensor, scale: Tensor | None) -> Tensor:
-    """x + scale * part, in one pass."""
-    if scale is None:
-        return x + part
-    if x.numel() >= MANY and kernels.scaled_sum_serves(x, part, scale):
-        return kernels.scaled_sum(x, part, scale)
-    return torch.addcmul(x, part, scale)
 
 
 class RetentionBlock(nn.Module):
@@ -103,7 +94,7 @@ class RetentionBlock(nn.Module):
         if not alone or torch.compiler.is_compiling() or torch.is_autocast_enabled():
             x = x + self.drop_path1(self.retention(self.norm1(x), grid, scale1))
             return x + self.drop_path2(self.mlp(self.norm2(x), scale2))
-        x = plus(x, self.retention(self.norm1(x), grid), scale1)
+        x = self.retention.onto(x, self.norm1(x), grid, scale1)
         return plus(x, self.mlp(self.norm2(x)), scale2)
 
     def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:

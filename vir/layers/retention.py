@@ -10,32 +10,12 @@ from torch import Tensor, nn
 from vir import ops
 from vir.layers.norm import HeadsNorm
 from vir.layers.patches import Grid
+from vir.layers.residual import is_bare, plus, plus_normed, scaled_linear
 from vir.ops.checks import check_chunk, check_form
 from vir.ops.decay import DecayKind
 
 Retention = Literal["1d", "2d"]
-MANY_TOKENS = 4  # for each input channel of a linear layer
 FORMS = {"1d": ops.FORMS_1D, "2d": ops.FORMS_2D}
-
-
-def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None) -> Tensor:
-    """scale * linear(x). Where there are many tokens the weights are scaled instead: there is less of them, and the
-    gradient of the scale is then a sum over weights, not over tokens."""
-    if scale is None:
-        return linear(x)
-    few = x.shape[0] * x.shape[1] < MANY_TOKENS * linear.in_features
-    if torch.compiler.is_compiling() or few or not _is_bare(linear):  # compilers fuse it by themselves
-        return linear(x) * scale
-    bias = None if linear.bias is None else linear.bias * scale
-    return F.linear(x, linear.weight * scale[:, None], bias)
-
-
-def _is_bare(linear: nn.Linear) -> bool:
-    """Nothing but its weights: no hooks, no forward of its own, no weights of another kind, as pruning, spectral norms
-    and adapters add them. Those are called as they are."""
-    hooks = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks
-    own = type(linear) is nn.Linear and type(linear.weight) in (nn.Parameter, Tensor)
-    return own and not hooks and "forward" not in vars(linear)
 
 
 _KEPT: dict[tuple[int, DecayKind, float, torch.device], Tensor] = {}
@@ -121,15 +101,23 @@ class MultiHeadRetention(nn.Module):
         self.form, self.chunk = form, chunk
 
     def forward(self, x: Tensor, grid: Grid, layer_scale: Tensor | None = None) -> Tensor:
+        return self._joined(self._sums(x, grid), x, layer_scale)
+
+    def onto(self, tokens: Tensor, x: Tensor, grid: Grid, layer_scale: Tensor | None) -> Tensor:
+        """tokens + scale * forward(x), in fewer passes where there are many tokens; without gradients."""
+        if self.gate is not None or not is_bare(self, MultiHeadRetention):
+            return plus(tokens, self(x, grid), layer_scale)
+        return plus_normed(tokens, self._sums(x, grid).flatten(2), self.norm, self.proj, layer_scale)
+
+    def _sums(self, x: Tensor, grid: Grid) -> Tensor:
+        """Of each head, `b n h d`."""
         q, k, v, scale = self._heads_of(x)
         # In fp16 a sum over thousands of tokens can leave its range before the norm.
         dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
         gamma = _decay_for(x, self.heads, self.decay, self.stretch)
         if self.retention == "1d":
-            out = ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
-        else:
-            out = ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
-        return self._joined(out, x, layer_scale)
+            return ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
+        return ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
 
     def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """As forward, of an image that comes in bands of whole rows: from the state above them to that below."""

@@ -12,8 +12,8 @@ from vir.ops.decay import mask_1d
 
 INSTALLED = find_spec("triton") is not None
 if INSTALLED:
+    from vir.ops.triton import folded, norm, operators, plus, settings
     from vir.ops.triton import group_norm as maps
-    from vir.ops.triton import norm, operators, plus, settings
 
 LARGEST_HEAD = 128
 OLDEST_GPU = (8, 0)  # compute capability that Triton supports
@@ -135,6 +135,28 @@ def scaled_sum_serves(x: Tensor, part: Tensor, scale: Tensor) -> bool:
 def scaled_sum(x: Tensor, part: Tensor, scale: Tensor) -> Tensor:
     """x + scale * part, with a scale for each channel."""
     return plus.scaled_sum(x, part, scale)
+
+
+def normed_sum_serves(x: Tensor, rows: Tensor, weight: Tensor, *others: Tensor) -> bool:
+    """Whether `normed_sum` may stand in for PyTorch's: it has no gradients, one dtype, and one number of channels."""
+    alike = x.shape == rows.shape and all(given.dtype == x.dtype for given in (rows, weight, *others))
+    width = x.shape[-1:]
+    fits = weight.shape == 2 * width and all(other.shape == width for other in others)
+    return alike and fits and norm_serves(x, rows, weight, *others) and not learns(x, rows, weight, *others)
+
+
+def normed_sum(
+    x: Tensor,
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    scale: Tensor,
+    eps: float,
+) -> Tensor:
+    """x + scale * linear(norm(rows)), with a scale for each channel."""
+    return folded.normed_sum(x, rows, weight, bias, norm_weight, norm_bias, scale, eps)
 
 
 def group_norm_serves(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> bool:

@@ -97,7 +97,7 @@ def layer_norm_back(x: Tensor, weight: Tensor, grad: Tensor, eps: float) -> tupl
     return dx, dweight, dbias
 
 
-def _blocks(width: int, numbers: int, least_warps: int) -> tuple[dict[str, int], int]:
+def blocks(width: int, numbers: int, least_warps: int) -> tuple[dict[str, int], int]:
     """The constants of a kernel, and how many warps it takes: rows of more numbers get more of them."""
     block = triton.next_power_of_2(width)
     return {"WIDTH": width, "BLOCK": block, "ROWS": max(1, numbers // block)}, min(16, max(least_warps, block // 512))
@@ -107,14 +107,14 @@ def _blocks(width: int, numbers: int, least_warps: int) -> tuple[dict[str, int],
 def _plan(shape: torch.Size, eps: float, device: torch.device, dtype: torch.dtype, looks: Looks) -> Step:
     """One for each look of the tensors, as a step asks for."""
     tokens, width = shape[:-1].numel(), shape[-1]
-    constants, warps = _blocks(width, NUMBERS, 2)
+    constants, warps = blocks(width, NUMBERS, 2)
     return Step(norm, (-(-tokens // constants["ROWS"]), 1), (tokens, eps), constants, (warps, 1, None))
 
 
 @lru_cache(maxsize=4096)
 def _plan_back(shape: torch.Size, eps: float, device: torch.device, looks: Looks) -> Step:
     tokens, width = shape[:-1].numel(), shape[-1]
-    constants, warps = _blocks(width, NUMBERS_BACK, 4)
+    constants, warps = blocks(width, NUMBERS_BACK, 4)
     constants["STAGES"] = 3 if constants["BLOCK"] <= NUMBERS_BACK else 1  # of loads: shared memory is small
     programs = min(-(-tokens // constants["ROWS"]), PROGRAMS_BACK * processors(device))
     return Step(norm_back, (programs, 1), (tokens, eps), constants, (warps, 1, None))
