@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 SHARED_KB = {80: 99, 90: 227}  # of a program: the least of those GPUs that take the same settings, an RTX of 8.6 or 8.9
 KERNELS = {
     "walk", "walk_back", "line_states", "join_segments", "grid", "apply_states",
-    "join_columns", "norm", "norm_back", "plus", "group_norm_of_maps",
+    "join_columns", "norm", "norm_back", "plus", "fold", "plus_rescaled", "group_norm_of_maps",
 }  # fmt: skip
 
 

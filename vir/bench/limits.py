@@ -29,7 +29,7 @@ REPEATS = 11
 REGISTERS = 65536  # of a multiprocessor of today's GPUs, as are the next two
 SHARED_BYTES = 227 * 1024
 WARPS = 64
-OURS = ("walk", "grid", "line_states", "join_segments", "quadrant", "norm")
+OURS = ("walk", "grid", "line_states", "join_segments", "quadrant", "norm", "fold")
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
