@@ -2,7 +2,8 @@
 
 Of an operator: each of its kernels with its time, registers, and how many of its programs fit on a multiprocessor. Of a
 model and of the same without its token mixing: the time as called, the time as a CUDA graph, which has no gaps between
-its kernels, and the time of our kernels alone, retention and norms. All milliseconds, in bf16.
+its kernels, and the time of our kernels alone, retention and norms, with the sums that these are folded into. All
+milliseconds, in bf16.
 """
 
 import sys
@@ -29,7 +30,7 @@ REPEATS = 11
 REGISTERS = 65536  # of a multiprocessor of today's GPUs, as are the next two
 SHARED_BYTES = 227 * 1024
 WARPS = 64
-OURS = ("walk", "grid", "line_states", "join_segments", "quadrant", "norm", "fold")
+OURS = ("walk", "grid", "line_states", "join_segments", "quadrant", "norm", "fold", "plus_rescaled")
 
 
 def milliseconds(call: Callable[[], Any]) -> float:

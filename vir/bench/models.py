@@ -17,7 +17,7 @@ from vir.bench.plots import HOW
 from vir.heads.builders import build_backbone, build_detector, build_segmentor
 from vir.layers.blocks import ABLATIONS
 from vir.layers.patches import Grid
-from vir.layers.residual import plus, scaled_linear
+from vir.layers.residual import scaled_linear
 from vir.layers.retention import MultiHeadRetention, set_form
 
 Mode = Literal["inference", "autocast", "training"]
@@ -71,9 +71,6 @@ class WithoutMixing(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, layer_scale: Tensor | None = None) -> Tensor:
         return scaled_linear(self.proj, self.qkv(x).chunk(3, -1)[2], layer_scale)
-
-    def onto(self, tokens: Tensor, x: Tensor, grid: Grid, layer_scale: Tensor | None) -> Tensor:
-        return plus(tokens, self(x, grid), layer_scale)
 
 
 def ceiling(model: nn.Module) -> nn.Module:

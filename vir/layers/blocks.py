@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vir.layers.norm import InnerNorm
 from vir.layers.patches import Grid
-from vir.layers.residual import plus, scaled_linear
+from vir.layers.residual import is_bare, plus, scaled_linear
 from vir.layers.retention import MultiHeadRetention, Retention
 
 SLICE_TOKENS = 2048
@@ -94,7 +94,10 @@ class RetentionBlock(nn.Module):
         if not alone or torch.compiler.is_compiling() or torch.is_autocast_enabled():
             x = x + self.drop_path1(self.retention(self.norm1(x), grid, scale1))
             return x + self.drop_path2(self.mlp(self.norm2(x), scale2))
-        x = self.retention.onto(x, self.norm1(x), grid, scale1)
+        if is_bare(self.retention, MultiHeadRetention):
+            x = self.retention.onto(x, self.norm1(x), grid, scale1)
+        else:
+            x = plus(x, self.retention(self.norm1(x), grid), scale1)
         return plus(x, self.mlp(self.norm2(x)), scale2)
 
     def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -34,11 +34,12 @@ def plus(x: Tensor, part: Tensor, scale: Tensor | None) -> Tensor:
 def plus_normed(x: Tensor, rows: Tensor, norm: HeadsNorm, linear: nn.Linear, scale: Tensor | None) -> Tensor:
     """x + scale * linear(norm(rows)); without gradients. Where there are many tokens the norm goes into the weights of
     the layer and into the sum: its own pass over the tokens is spared."""
-    if scale is not None and linear.bias is not None and x.numel() >= MANY and not _are_few(rows):
-        weights = linear.weight, linear.bias, norm.weight, norm.bias, scale
-        plain = _is_only_weights(norm, HeadsNorm) and _is_only_weights(linear, nn.Linear)
-        if plain and kernels.normed_sum_serves(x, rows, *weights):
-            return kernels.normed_sum(x, rows, *weights, norm.eps)
+    plain = _is_only_weights(norm, HeadsNorm) and _is_only_weights(linear, nn.Linear)
+    if x.numel() >= MANY and plain and not _are_few(rows):
+        given = linear.weight, linear.bias, norm.weight, norm.bias, scale
+        weights = [weight for weight in given if weight is not None]
+        if len(weights) == len(given) and kernels.normed_sum_serves(x, rows, *weights):
+            return kernels.normed_sum(x, rows, *weights, eps=norm.eps)
     return plus(x, linear(norm(rows).to(x.dtype)), scale)
 
 
@@ -48,9 +49,11 @@ def _are_few(tokens: Tensor) -> bool:
 
 
 def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Of this very kind, without hooks and without a forward of its own."""
+    """Of this very kind, without hooks, without a forward of its own, and not compiled by itself."""
+    if type(module) is not kind or "forward" in vars(module) or module._compiled_call_impl is not None:
+        return False
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) is kind and not hooks and "forward" not in vars(module)
+    return not hooks
 
 
 def _is_only_weights(layer: nn.Module, kind: type[nn.Module]) -> bool:

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from vir import ops
 from vir.layers.norm import HeadsNorm
 from vir.layers.patches import Grid
-from vir.layers.residual import is_bare, plus, plus_normed, scaled_linear
+from vir.layers.residual import plus, plus_normed, scaled_linear
 from vir.ops.checks import check_chunk, check_form
 from vir.ops.decay import DecayKind
 
 Retention = Literal["1d", "2d"]
 FORMS = {"1d": ops.FORMS_1D, "2d": ops.FORMS_2D}
-
 
 _KEPT: dict[tuple[int, DecayKind, float, torch.device], Tensor] = {}
 
@@ -105,8 +104,8 @@ class MultiHeadRetention(nn.Module):
 
     def onto(self, tokens: Tensor, x: Tensor, grid: Grid, layer_scale: Tensor | None) -> Tensor:
         """tokens + scale * forward(x), in fewer passes where there are many tokens; without gradients."""
-        if self.gate is not None or not is_bare(self, MultiHeadRetention):
-            return plus(tokens, self(x, grid), layer_scale)
+        if self.gate is not None:
+            return plus(tokens, self.forward(x, grid), layer_scale)
         return plus_normed(tokens, self._sums(x, grid).flatten(2), self.norm, self.proj, layer_scale)
 
     def _sums(self, x: Tensor, grid: Grid) -> Tensor:

@@ -153,6 +153,7 @@ def normed_sum(
     norm_weight: Tensor,
     norm_bias: Tensor,
     scale: Tensor,
+    *,
     eps: float,
 ) -> Tensor:
     """x + scale * linear(norm(rows)), with a scale for each channel."""

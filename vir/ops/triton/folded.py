@@ -1,8 +1,8 @@
 """A LayerNorm folded into the linear layer after it, and into the sum after that: x + scale * linear(norm(rows)).
 
 What is subtracted from each row, and the norm's weights, go into the weights of the layer, so that it takes the rows as
-they are; 1 / deviation of each row comes in with the sum. That reads the rows once more, and spares to write and read
-all that a norm would make.
+they are; 1 / deviation of each row comes in with the sum, and what a row's mean meets in weights that are rounded goes
+out there. That reads the rows once more, and spares to write and read all that a norm would make.
 """
 
 from functools import lru_cache
@@ -13,37 +13,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vir.ops.triton.norm import blocks, centre
+from vir.ops.triton.norm import NUMBERS, blocks, centre
 from vir.ops.triton.runner import Looks, Step, looks_of
-
-NUMBERS = 2048  # of a program: two warps with 32 to a thread
 
 
 @triton.jit
 def fold(  # type: ignore[no-untyped-def]
-    weight_ptr, bias_ptr, norm_weight_ptr, norm_bias_ptr, scale_ptr, folded_ptr, shift_ptr, outputs,
+    weight_ptr, bias_ptr, norm_weight_ptr, norm_bias_ptr, scale_ptr, folded_ptr, sums_ptr, outputs,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Weights whose rows have no mean take none from what they meet: (x - mean(x)) W = x (W - mean(W))."""
+    """Weights whose rows have no mean take none from what they meet: (x - mean(x)) W = x (W - mean(W)). For each output
+    two sums: what it is at least, and what rounding leaves of that mean."""
     row, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     known, there = dims < WIDTH, row < outputs
-    places, ok = row[:, None] * WIDTH + dims[None, :], there[:, None] & known[None, :]
+    places, ok = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :], there[:, None] & known[None, :]
     weight = tl.load(weight_ptr + places, mask=ok, other=0.0).to(tl.float32)
     of_norm = tl.load(norm_weight_ptr + dims, mask=known, other=0.0).to(tl.float32)
     of_zero = tl.load(norm_bias_ptr + dims, mask=known, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     scale = tl.load(scale_ptr + row, mask=there, other=0.0).to(tl.float32)
-    folded, _ = centre(weight * of_norm[None, :], known, WIDTH)
-    tl.store(folded_ptr + places, (folded * scale[:, None]).to(folded_ptr.dtype.element_ty), mask=ok)
-    tl.store(shift_ptr + row, (tl.sum(weight * of_zero[None, :], 1) + bias) * scale, mask=there)
+    centred, _, _ = centre(weight * of_norm[None, :], known, WIDTH)
+    folded = (centred * scale[:, None]).to(folded_ptr.dtype.element_ty)
+    tl.store(folded_ptr + places, folded, mask=ok)
+    tl.store(sums_ptr + row, (tl.sum(weight * of_zero[None, :], 1) + bias) * scale, mask=there)
+    tl.store(sums_ptr + outputs + row, tl.sum(folded.to(tl.float32), 1), mask=there)
 
 
 @triton.jit
 def plus_rescaled(  # type: ignore[no-untyped-def]
-    x_ptr, part_ptr, rows_ptr, shift_ptr, out_ptr, tokens, eps,
+    x_ptr, part_ptr, rows_ptr, sums_ptr, out_ptr, tokens, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """x + part / deviation of rows + shift."""
+    """x + what part is without the means of rows / deviation of rows + what it is at least."""
     row, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     known = dims < WIDTH
     ok = (row < tokens)[:, None] & known[None, :]
@@ -51,8 +52,10 @@ def plus_rescaled(  # type: ignore[no-untyped-def]
     rows = tl.load(rows_ptr + places, mask=ok, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + places, mask=ok, other=0.0).to(tl.float32)
     part = tl.load(part_ptr + places, mask=ok, other=0.0).to(tl.float32)
-    shift = tl.load(shift_ptr + dims, mask=known, other=0.0)
-    _, variance = centre(rows, known, WIDTH)
+    shift = tl.load(sums_ptr + dims, mask=known, other=0.0)
+    left = tl.load(sums_ptr + WIDTH + dims, mask=known, other=0.0)
+    _, variance, mean = centre(rows, known, WIDTH)
+    part -= mean[:, None] * left[None, :]
     out = x + part * tl.rsqrt(variance + eps)[:, None] + shift[None, :]
     tl.store(out_ptr + places, out.to(out_ptr.dtype.element_ty), mask=ok)
 
@@ -69,12 +72,12 @@ def normed_sum(
 ) -> Tensor:
     """Of numbers of one dtype and as many channels everywhere; without gradients."""
     x, rows, *weights = (given.contiguous() for given in (x, rows, weight, bias, norm_weight, norm_bias, scale))
-    folded, shift = torch.empty_like(weights[0]), torch.empty_like(bias, dtype=torch.float32)
+    folded, sums = torch.empty_like(weights[0]), torch.empty(2, len(bias), device=x.device, dtype=torch.float32)
     looks = looks_of(*weights[:3]), looks_of(*weights[2:])
-    _plan_of_weights(weight.shape, x.device, looks).run(*weights, folded, shift)
+    _plan_of_weights(weight.shape, x.device, looks).run(*weights, folded, sums)
     part, out = F.linear(rows, folded), torch.empty_like(x)
     if x.numel():
-        _plan(x.shape, eps, x.device, looks_of(x, part, rows)).run(x, part, rows, shift, out)
+        _plan(x.shape, eps, x.device, looks_of(x, part, rows)).run(x, part, rows, sums, out)
     return out
 
 

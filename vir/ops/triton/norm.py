@@ -20,10 +20,11 @@ PROGRAMS_BACK = 2  # each leaves a sum to be added up
 
 @triton.jit
 def centre(x, known, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows less their means, and their variances: by two sums, since a large mean would hide the variance from one."""
+    """Rows less their means, their variances, by two sums, since a large mean would hide the variance from one, and
+    their means."""
     mean = tl.sum(x, 1) / WIDTH
     centred = tl.where(known[None, :], x - mean[:, None], 0.0)
-    return centred, tl.sum(centred * centred, 1) / WIDTH
+    return centred, tl.sum(centred * centred, 1) / WIDTH, mean
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def norm(  # type: ignore[no-untyped-def]
     ok = (row < tokens)[:, None] & known[None, :]
     places = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :]
     x = tl.load(x_ptr + places, mask=ok, other=0.0).to(tl.float32)
-    centred, variance = centre(x, known, WIDTH)
+    centred, variance, _ = centre(x, known, WIDTH)
     weight = tl.load(weight_ptr + dims, mask=known, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + dims, mask=known, other=0.0).to(tl.float32)
     out = centred * tl.rsqrt(variance + eps)[:, None] * weight[None, :] + bias[None, :]
@@ -61,7 +62,7 @@ def norm_back(  # type: ignore[no-untyped-def]
         places = tl.cast(row, tl.int64)[:, None] * WIDTH + dims[None, :]
         x = tl.load(x_ptr + places, mask=ok, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + places, mask=ok, other=0.0).to(tl.float32)
-        centred, variance = centre(x, known, WIDTH)
+        centred, variance, _ = centre(x, known, WIDTH)
         shrink = tl.rsqrt(variance + eps)[:, None]
         normed = centred * shrink
         dweight += grad * normed
