@@ -44,7 +44,7 @@ def rows_of_models(batch: int = 16, missing: str = "out of memory") -> list[dict
             "size": (px, px),
             "batch": batch,
             "mode": "inference",
-            "compiled": False,
+            "how": "eager",
             "images_per_second": s,
             "missing": "" if s else missing,
         }
@@ -85,8 +85,8 @@ def test_models_that_ran_out_of_memory_are_shown(tmp_path: Path) -> None:
 
 def test_hierarchy(tmp_path: Path) -> None:
     rows = [
-        {"family": "HViR", "model": name, "size": (224, 224), "compiled": compiled, "images_per_second": speed}
-        for compiled in (False, True)
+        {"family": "HViR", "model": name, "size": (224, 224), "how": how, "images_per_second": speed}
+        for how in ("eager", "compiled")
         for name, speed in (("hvir_1", 16000.0), ("hvir_1 ceiling", 17000.0), ("convnext_tiny", 10000.0))
     ]
     plots.hierarchy(rows, ORIGIN, tmp_path / "hvir.png")
@@ -94,7 +94,7 @@ def test_hierarchy(tmp_path: Path) -> None:
 
 
 def test_drawn_again_from_files(tmp_path: Path) -> None:
-    rows = [{"family": "HViR", "model": "hvir_1", "size": [224, 224], "compiled": False, "images_per_second": 16000.0}]
+    rows = [{"family": "HViR", "model": "hvir_1", "size": [224, 224], "how": "eager", "images_per_second": 16000.0}]
     whole, half = tmp_path / "whole.json", tmp_path / "half.json"
     whole.write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
     half.write_text("{")
@@ -110,9 +110,9 @@ def test_drawn_again_from_files(tmp_path: Path) -> None:
 def test_panels_by_batch_then_by_how_a_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(plots, "_finish", lambda figure, *_: drawn.append(figure))
-    rows = [row | {"compiled": how} for batch in (128, 16) for how in plots.HOW for row in rows_of_models(batch)]
+    rows = [row | {"how": how} for batch in (128, 16) for how in plots.HOW for row in rows_of_models(batch)]
     plots.models(rows, ORIGIN, Path("nowhere.png"))
     titles = [panel.get_title() for panel in drawn[0].axes]
     batches = [int(title.split("batch ")[1].split(",")[0]) for title in titles]
-    assert batches == [16] * 3 + [128] * 3
+    assert batches == [16] * len(plots.HOW) + [128] * len(plots.HOW)
     assert [title.split(", ", 2)[2] for title in titles] == list(plots.HOW.values()) * 2

@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -33,9 +33,9 @@ def test_backbones_under_the_same_heads(under: str) -> None:
             assert [x.shape[-2:] for x in answer] == [(16, 24), (8, 12), (4, 6), (2, 3)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("how", get_args(models.How))
 def test_compiled_models_have_a_process_each_and_rows_are_kept_as_they_come(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
+    how: models.How, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart: list[str] = []
     kept: list[Row] = []
@@ -51,10 +51,10 @@ def test_compiled_models_have_a_process_each_and_rows_are_kept_as_they_come(
     monkeypatch.setattr(models, "in_a_fresh_process", fresh)
     monkeypatch.setattr(models, "_row", measured)
     makers = partial(hierarchical_models, ["hvir_0"], ["resnet50"], (64, 64))
-    (rows,) = models.compare("HViR", makers, (64, 64), [2], "inference", compiled, 3, keep=kept.append)
+    (rows,) = models.compare("HViR", makers, (64, 64), [2], "inference", how, 3, keep=kept.append)
     assert rows == kept
     assert [row.model for row in rows] == ["hvir_0", "hvir_0 ceiling", "resnet50"]
-    assert apart == ([row.model for row in rows] if compiled else [])
+    assert apart == ([row.model for row in rows] if how in ("compiled", "graphs") else [])
     whole, unmixed, _ = (row.images_per_second for row in rows)
     assert unmixed < whole  # each is the model of its name: without mixing its norms are gone
 

@@ -33,6 +33,21 @@ def recorded(call: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
+def recorded_later(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same, recorded by its second call: the first runs as it is, as with models that torch.compile records."""
+    calls, way = 0, call
+
+    def run() -> None:
+        nonlocal calls, way
+        calls += 1
+        if calls == 2:
+            way = recorded(call)
+        else:
+            way()
+
+    return run
+
+
 def time_on_gpu(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
     """Seconds of each call by the GPU's own clock, in turn, each with an empty cache.
 

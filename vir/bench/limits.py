@@ -95,7 +95,7 @@ def hierarchical() -> Iterator[str]:
             make = partial(timm.create_model, name, retention="2d")
             spent = []
             for maker in (make, lambda make=make: models.ceiling(make())):
-                call = models.inference(maker, (rows, cols), batch, compiled=False)
+                call = models.inference(maker, (rows, cols), batch, "eager")
                 call()
                 spent += [milliseconds(call), milliseconds(recorded(call))]
                 if maker is make:

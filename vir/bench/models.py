@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vir.bench.gpu import peak_gpu_memory, time_on_gpu
+from vir.bench.gpu import peak_gpu_memory, recorded_later, time_on_gpu
 from vir.bench.measure import in_a_fresh_process, timing
 from vir.bench.plots import HOW
 from vir.heads.builders import build_backbone, build_detector, build_segmentor
@@ -21,8 +21,9 @@ from vir.layers.residual import scaled_linear
 from vir.layers.retention import MultiHeadRetention, set_form
 
 Mode = Literal["inference", "autocast", "training"]
-Compiled = bool | Literal["graphs"]  # by torch.compile, and what it makes as CUDA graphs
+How = Literal["eager", "recorded", "compiled", "graphs"]  # a model runs: in words, HOW
 Under = Literal["classifier", "backbone", "detector", "segmentor"]
+BY_COMPILER: dict[How, str | None] = {"compiled": None, "graphs": "reduce-overhead"}  # its mode
 PATIENCE = 0.4  # seconds for the timed calls of a row: slow ones are repeated less often, fast ones more often
 LEAST = 3  # timed calls of a row, however long they take, if so many are asked for
 MORE_OF_FAST = 20  # times as many calls as asked for, if they fit
@@ -51,7 +52,7 @@ class Row:
     size: Size
     batch: int
     mode: Mode
-    compiled: Compiled
+    how: How
     images_per_second: float | None
     spread: float | None
     peak_bytes: int | None
@@ -155,7 +156,7 @@ def compare(
     size: Size,
     batches: list[int],
     mode: Mode,
-    compiled: Compiled,
+    how: How,
     repeats: int,
     say: Callable[[str], None] = lambda step: None,
     keep: Callable[[Row], None] = lambda row: None,
@@ -166,17 +167,18 @@ def compare(
     """
     makers = models()
     seconds: dict[str, float] = {}  # of an image
-    if not compiled:
+    apart = how in BY_COMPILER
+    if not apart:
         first, make = next(iter(makers.items()))
         say("warming up")  # a process's first figures are too low: not used
-        _row(Row(family, first, size, min(batches), mode, compiled, None, None, None), make, 1)
+        _row(Row(family, first, size, min(batches), mode, how, None, None, None), make, 1)
     for batch in sorted(batches):
         rows = []
         for name, make in makers.items():
-            say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}, {HOW[compiled]}")
-            row = Row(family, name, size, batch, mode, compiled, None, None, None, missing="too slow")
+            say(f"{name}, {size[0]} x {size[1]} px, batch {batch}, {mode}, {HOW[how]}")
+            row = Row(family, name, size, batch, mode, how, None, None, None, missing="too slow")
             if batch * seconds.get(name, 0.0) <= LONGEST:
-                row = in_a_fresh_process(_row_of, row, models, repeats) if compiled else _row(row, make, repeats)
+                row = in_a_fresh_process(_row_of, row, models, repeats) if apart else _row(row, make, repeats)
             if row.images_per_second:
                 seconds[name] = 1 / row.images_per_second
             rows.append(row)
@@ -196,11 +198,11 @@ def timed_calls(asked: int, seconds: float) -> int:
 
 def _row(nothing: Row, make: Callable[[], nn.Module], repeats: int) -> Row:
     try:
-        call = PREPARE[nothing.mode](make, nothing.size, nothing.batch, nothing.compiled)
+        call = PREPARE[nothing.mode](make, nothing.size, nothing.batch, nothing.how)
+        if nothing.how == "recorded":
+            call = recorded_later(call)
         call()
-        peak = peak_gpu_memory(
-            call
-        )  # of the second, which records if the model runs as CUDA graphs: later ones take none
+        peak = peak_gpu_memory(call)  # of the second, which records if models run as CUDA graphs: later ones take none
         start = perf_counter()
         call()
         torch.cuda.synchronize()
@@ -227,17 +229,15 @@ def _made_on_gpu(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def as_asked(model: nn.Module, compiled: Compiled) -> Any:
-    if not compiled:
-        return model
-    return torch.compile(model, mode="reduce-overhead" if compiled == "graphs" else None)
+def as_asked(model: nn.Module, how: How) -> Any:
+    return torch.compile(model, mode=BY_COMPILER[how]) if how in BY_COMPILER else model
 
 
-def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Compiled) -> Callable[[], Any]:
+def inference(make: Callable[[], nn.Module], size: Size, batch: int, how: How) -> Callable[[], Any]:
     model = _made_on_gpu(make).to(torch.bfloat16).to(memory_format=torch.channels_last).eval()
     images = torch.randn(batch, 3, *size, device="cuda", dtype=torch.bfloat16)
     images = images.contiguous(memory_format=torch.channels_last)
-    run = as_asked(model, compiled)
+    run = as_asked(model, how)
 
     @torch.inference_mode()
     def call() -> Tensor:
@@ -246,11 +246,11 @@ def inference(make: Callable[[], nn.Module], size: Size, batch: int, compiled: C
     return call
 
 
-def autocast(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Compiled) -> Callable[[], Any]:
+def autocast(make: Callable[[], nn.Module], size: Size, batch: int, how: How) -> Callable[[], Any]:
     """Inference with weights in float32 and products in bf16: boxes need more precision than bf16 has."""
     model = _made_on_gpu(make).to(memory_format=torch.channels_last).eval()
     images = torch.rand(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
-    run = as_asked(model, compiled)
+    run = as_asked(model, how)
 
     @torch.inference_mode()
     def call() -> Any:
@@ -260,13 +260,13 @@ def autocast(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Co
     return call
 
 
-def training(make: Callable[[], nn.Module], size: Size, batch: int, compiled: Compiled) -> Callable[[], Any]:
+def training(make: Callable[[], nn.Module], size: Size, batch: int, how: How) -> Callable[[], Any]:
     """A step of AdamW with bf16 autocast, as training runs."""
     model = _made_on_gpu(make).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     images = torch.randn(batch, 3, *size, device="cuda").contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,), device="cuda")
-    run = as_asked(model, compiled)
+    run = as_asked(model, how)
 
     def call() -> None:
         with torch.autocast("cuda", torch.bfloat16):

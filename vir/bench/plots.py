@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
-HOW = {False: "eager", True: "compiled", "graphs": "compiled, as CUDA graphs"}  # a model runs
+HOW = {  # a model runs
+    "eager": "eager",
+    "recorded": "eager, as CUDA graphs",
+    "compiled": "compiled",
+    "graphs": "compiled, as CUDA graphs",
+}
 COMPONENTS = "components"  # how families of a ViR's variants end
 # Okabe and Ito's colours: told apart by colour-blind readers and in grey.
 COLOURS = {
@@ -69,21 +74,21 @@ def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     """Images a second against the side of the image; a cross at the foot where a model ran out of memory."""
     plt = _pyplot()
     families = list(dict.fromkeys(row["family"] for row in rows))
-    ways = {(row["batch"], row["mode"], row["compiled"]) for row in rows}
+    ways = {(row["batch"], row["mode"], row["how"]) for row in rows}
     cases = sorted(ways, key=lambda case: (*case[:2], list(HOW).index(case[2])))
     shape = {"nrows": len(families), "ncols": len(cases), "figsize": (1 + 5 * len(cases), 4.5 * len(families))}
     figure, panels = plt.subplots(**shape, squeeze=False, sharey="row", layout="constrained")
     sides = sorted({row["size"][0] for row in rows})
     for line, family in zip(panels, families, strict=True):
-        for panel, (batch, mode, compiled) in zip(line, cases, strict=True):
-            case = family, batch, mode, compiled
-            mine = [r for r in rows if (r["family"], r["batch"], r["mode"], r["compiled"]) == case]
+        for panel, (batch, mode, how) in zip(line, cases, strict=True):
+            case = family, batch, mode, how
+            mine = [r for r in rows if (r["family"], r["batch"], r["mode"], r["how"]) == case]
             panel.set_visible(bool(mine))
             _models_panel(panel, mine)
             panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
             panel.set_xticks(sides, [str(side) for side in sides])
             panel.minorticks_off()
-            panel.set_title(f"{family}: {mode}, batch {batch}, {HOW[compiled]}")
+            panel.set_title(f"{family}: {mode}, batch {batch}, {HOW[how]}")
         line[0].set_ylabel("images/s (x: out of memory)")
         # A model may be missing in one of the panels.
         named = {label: mark for panel in line for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
@@ -134,18 +139,18 @@ def _models_panel(panel: Any, rows: Rows) -> None:
 def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     """Images a second of HViR and its peers, or of a ViR's variants, as bars, the fastest on top."""
     plt = _pyplot()
-    sizes = list(dict.fromkeys((row["family"], tuple(row["size"]), row["compiled"]) for row in rows))
+    sizes = list(dict.fromkeys((row["family"], tuple(row["size"]), row["how"]) for row in rows))
     figure, panels = plt.subplots(
         1, len(sizes), figsize=(1 + 5 * len(sizes), 5), squeeze=False, layout="constrained"
     )  # fmt: skip
-    for panel, (family, size, compiled) in zip(panels[0], sizes, strict=True):
-        case = family, size, compiled
-        mine = [r for r in rows if (r["family"], tuple(r["size"]), r["compiled"]) == case and r["images_per_second"]]
+    for panel, (family, size, how) in zip(panels[0], sizes, strict=True):
+        case = family, size, how
+        mine = [r for r in rows if (r["family"], tuple(r["size"]), r["how"]) == case and r["images_per_second"]]
         mine = sorted((r for r in mine if "ceiling" not in r["model"]), key=lambda r: r["images_per_second"])
         ours = [COLOURS["kernel 2D"] if r["model"].startswith(("hvir", "base")) else COLOURS["attention"] for r in mine]
         panel.barh([r["model"] for r in mine], [r["images_per_second"] for r in mine], color=ours)
         panel.set_xlabel("images/s")
-        panel.set_title(f"{family}: {size[0]} x {size[1]} px, {HOW[compiled]}")
+        panel.set_title(f"{family}: {size[0]} x {size[1]} px, {HOW[how]}")
     _finish(figure, origin, file)
 
 

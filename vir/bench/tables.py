@@ -144,7 +144,7 @@ def refreshed(text: str) -> str:
 
 
 def _way(row: dict[str, Any]) -> str:
-    return f"{row['mode']}, {plots.HOW[row['compiled']]}" if "mode" in row else "milliseconds of the GPU"
+    return f"{row['mode']}, {plots.HOW[row['how']]}" if "mode" in row else "milliseconds of the GPU"
 
 
 def _kinds(only: str | None) -> Sequence[str]:

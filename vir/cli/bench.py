@@ -21,7 +21,13 @@ from vir.cli.shared import (
     megabytes,
 )
 
-Graphs = Annotated[bool, typer.Option("--graphs", help="With torch.compile, as CUDA graphs: the host counts no more.")]
+How = Annotated[
+    Literal["eager", "recorded", "compiled", "graphs"],
+    typer.Option(
+        help="How models run: as they are; recorded as CUDA graphs, which wait for no host; by torch.compile; or as "
+        "the CUDA graphs that this makes."
+    ),
+]
 
 bench = typer.Typer(help="Measure speed and memory against what you would use instead.", no_args_is_help=True)
 
@@ -141,8 +147,7 @@ def bench_models(
     batches: Batches = None,
     forms: Annotated[bool, typer.Option(help="Also ViR in plain PyTorch, parallel and chunkwise.")] = True,
     training: Annotated[bool, typer.Option(help="Time a training step instead of inference.")] = False,
-    compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
-    graphs: Graphs = False,
+    how: How = "eager",
     repeats: Repeats = 11,
     out: Json = None,
     plot: Plot = None,
@@ -150,10 +155,11 @@ def bench_models(
     """Compare ViR with timm's ViT of the same size on this GPU: images/s, memory, share of the ceiling (bf16)."""
     from vir.bench import models, plots
 
+    if training and how == "recorded":
+        fail("--training is not recorded here: expected --how eager, compiled or graphs.")
     need_gpu("bench models")
     table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
     mode: models.Mode = "training" if training else "inference"
-    how: models.Compiled = "graphs" if graphs else compiled
     rows: list[dict[str, Any]] = []
     for kind in kinds or ():
         if kind not in models.SIZES:
@@ -181,7 +187,7 @@ def bench_components(
     kind: Annotated[str, typer.Option("--model", help="S, B or L.")] = "B",
     size: Annotated[int, typer.Option(help="Pixels of a side.", min=1)] = 224,
     batch: Batch = 128,
-    compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    how: How = "eager",
     repeats: Repeats = 11,
     out: Json = None,
     plot: Plot = None,
@@ -196,7 +202,7 @@ def bench_components(
     makers, pixels = partial(models.component_models, kind, size), (size, size)
     family = f"ViR-{kind}/16 {plots.COMPONENTS}"
     with working() as status:
-        (some,) = models.compare(family, makers, pixels, [batch], "inference", compiled, repeats, status.update)
+        (some,) = models.compare(family, makers, pixels, [batch], "inference", how, repeats, status.update)
     table = Table("component", "images/s", "times base", "paper: times base", "spread", "peak memory")
     for row in some:
         if row.images_per_second is None:
@@ -226,8 +232,7 @@ def bench_hvir(
     ] = "classifier",
     size: Annotated[str, typer.Option(help="Rows x columns of the image in pixels.")] = "224x224",
     batch: Batch = 128,
-    compiled: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
-    graphs: Graphs = False,
+    how: How = "eager",
     repeats: Repeats = 11,
     out: Json = None,
     plot: Plot = None,
@@ -237,6 +242,8 @@ def bench_hvir(
 
     from vir.bench import models, plots
 
+    if under == "detector" and how == "recorded":
+        fail("--under detector cannot be recorded: its work depends on the image. Expected --how eager or compiled.")
     need_gpu("bench hvir")
     table = Table("model", "px", "batch", "images/s", "times ConvNeXt-T", "of the ceiling", "spread", "peak memory")
     pixels = _shape(size)
@@ -251,7 +258,6 @@ def bench_hvir(
     if under != "classifier":
         makers = partial(models.dense_models, *chosen, under)
     mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
-    how: models.Compiled = "graphs" if graphs else compiled
     family = "HViR" if under == "classifier" else f"HViR, {under}"
     rows: list[dict[str, Any]] = []
     origin = origin_of("cuda", "bf16")
