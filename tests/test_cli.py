@@ -207,9 +207,10 @@ def test_what_a_command_cannot_do_is_said_first(
     [
         (b"\xff\xd8\xff" + 20_000 * b"x", "it is no JSON"),
         (b'{"origin": {}, "rows": [{"retention": "1d", "tokens": 16}]}', "it has no figures of these"),
+        (b'{"origin": {}, "rows": [{"family": "B", "compiled": false}]}', "it has no figures of these"),
         (None, "it cannot be read (No such file or directory)"),
     ],
-    ids=["a photograph", "of bench forms", "missing"],
+    ids=["a photograph", "of bench forms", "of models by an earlier version", "missing"],
 )
 def test_bench_draw_says_in_short_what_it_cannot_draw(content: bytes | None, says: str, tmp_path: Path) -> None:
     file = tmp_path / "f.json"

@@ -74,7 +74,7 @@ def test_components_stand_beside_the_same_model_without_changes(runs: Path) -> N
 
 
 def test_components_tell_their_speed_beside_the_paper_s(runs: Path, tmp_path: Path) -> None:
-    row = {"family": "ViR-S/16 components", "size": [224, 224], "compiled": False}
+    row = {"family": "ViR-S/16 components", "size": [224, 224], "how": "eager"}
     speeds = {"base": 1000.0, "gated": 800.0, "multipass": None}
     rows = [{**row, "model": name, "images_per_second": speed} for name, speed in speeds.items()]
     sources = paper.Sources(None, None, {}, [{"origin": {}, "rows": rows}], accuracies(runs))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def keep_benchmarks(folder: Path) -> None:
     folder.mkdir()
     rows = [
         {
-            "family": family, "model": name, "size": [px, px], "batch": 16, "mode": "inference", "compiled": False,
+            "family": family, "model": name, "size": [px, px], "batch": 16, "mode": "inference", "how": "eager",
             "images_per_second": speed / px, "spread": 0.01, "peak_bytes": 1, "missing": "",
         }
         for family, name, speed in (("B", "ViT-B/16", 2e5), ("B", "ViR-B/16 1D", 3e5))
@@ -140,7 +140,7 @@ def keep_benchmarks(folder: Path) -> None:
     (folder / "models.json").write_text(json.dumps({"origin": ORIGIN, "rows": rows}))
     rows = [
         {
-            "family": "HViR", "model": name, "size": [224, 224], "batch": 128, "mode": "inference", "compiled": False,
+            "family": "HViR", "model": name, "size": [224, 224], "batch": 128, "mode": "inference", "how": "eager",
             "images_per_second": speed,
         }
         for name, speed in (("hvir_1", 1500.0), ("convnext_tiny", 1000.0))

@@ -181,11 +181,13 @@ def streaming(rows: Rows, origin: dict[str, Any], file: Path) -> None:
 
 
 def kind(row: dict[str, Any]) -> Callable[[Rows, dict[str, Any], Path], None]:
-    """What draws such a row."""
+    """What draws such a row; a KeyError where nothing does, as of files written before rows said how models ran."""
     if "forward" in row:
         return operators
     if "contender" in row:
         return streaming
+    if row["how"] not in HOW:
+        raise KeyError(row["how"])
     return hierarchy if "HViR" in row["family"] or row["family"].endswith(COMPONENTS) else models
 
 

@@ -102,7 +102,7 @@ def receptive_fields(folder: Path, sources: Sources) -> Exhibit:
 def classification(folder: Path, sources: Sources) -> Exhibit:
     rows, origin = sources.measured(
         plots.hierarchy,
-        lambda r: r["family"] == "HViR" and tuple(r["size"]) == (224, 224) and not r["compiled"],
+        lambda r: r["family"] == "HViR" and tuple(r["size"]) == (224, 224) and r["how"] == "eager",
     )
     speed = {row["model"]: row["images_per_second"] for row in rows if row["images_per_second"]}
     base = speed.get("convnext_tiny")
@@ -173,7 +173,7 @@ def throughput(folder: Path, sources: Sources) -> Exhibit:
     rows, origin = sources.measured(
         plots.models,
         lambda r: (
-            r["family"] in ("B", "L") and r["batch"] in BATCHES and r["mode"] == "inference" and not r["compiled"]
+            r["family"] in ("B", "L") and r["batch"] in BATCHES and r["mode"] == "inference" and r["how"] == "eager"
         ),
     )
     if not rows:
