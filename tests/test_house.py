@@ -83,7 +83,15 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "RESULTS.md", "CONTRIBUTING.md", "results/README.md", "results/LIMITS.md", "runs/kept/README.md"],
+    [
+        "README.md",
+        "RESULTS.md",
+        "CONTRIBUTING.md",
+        "results/README.md",
+        "results/LIMITS.md",
+        "results/earlier/README.md",
+        "runs/kept/README.md",
+    ],
 )
 def test_links_of_documents_lead_somewhere(name: str) -> None:
     document = ROOT / name

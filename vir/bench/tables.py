@@ -1,6 +1,7 @@
 """Figures of benchmarks as tables of Markdown: python -m vir.bench.tables results/models_B.json prints one.
 
---into RESULTS.md makes all tables of a file anew that stand between such marks, which keep the rest of the command:
+--into RESULTS.md makes all tables of a file anew that stand between such marks, which keep the rest of the command;
+paths are as seen from that file:
 
     <!-- tables results/models_B.json --batch 128 -->
     <!-- end -->
@@ -25,6 +26,7 @@ SURE = 0.05  # spread between the quartiles up to which a figure stands without 
 MARK = "~: spread above 5 %, or timed once"
 RIVALS = {"convnext_tiny": "ConvNeXt-T", "swin_tiny": "Swin-T"}
 KINDS = ("1D", "2D")
+HERE = Path()  # as seen from where the command runs
 
 
 def operators(rows: Rows, only: str | None) -> Cells:
@@ -109,9 +111,9 @@ def markdown(cells: Cells) -> str:
     return "\n".join([lines[0], "| --- " * len(cells[0]) + "|", *lines[1:]])
 
 
-def told(asked: argparse.Namespace) -> str:
+def told(asked: argparse.Namespace, folder: Path = HERE) -> str:
     """The table that is asked for, and where its figures come from."""
-    runs = [_run(file) for file in asked.files]
+    runs = [_run(folder / file) for file in asked.files]
     rows = [row for run in runs for row in run["rows"]]
     rows = [row for row in rows if not asked.px or row["size"][0] in asked.px]
     rows = [row for row in rows if not asked.batch or row["batch"] in asked.batch]
@@ -128,19 +130,23 @@ def told(asked: argparse.Namespace) -> str:
     return f"{markdown(cells)}\n\n{files}: {ways.pop()}, {whence}.{mark}"
 
 
-def _run(file: str) -> dict[str, Any]:
+def _run(file: Path) -> dict[str, Any]:
     try:
-        run = json.loads(Path(file).read_text())
+        run = json.loads(file.read_text())
         _ = [plots.kind(row) for row in run["rows"]], run["origin"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SystemExit(f"{file} is not what vir bench ops, models or hvir writes with --json: {error!r}.") from None
     return run
 
 
-def refreshed(text: str) -> str:
-    """A file with its tables made anew."""
+def refreshed(document: Path) -> str:
+    """The text of a document with its tables made anew."""
     read = parser()
-    return MARKED.sub(lambda found: f"{found[1]}{told(read.parse_args(shlex.split(found[2])))}\n{found[3]}", text)
+
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}{told(read.parse_args(shlex.split(found[2])), document.parent)}\n{found[3]}"
+
+    return MARKED.sub(table, document.read_text())
 
 
 def _way(row: dict[str, Any]) -> str:
@@ -203,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     asked = parser().parse_args()
     for file in asked.into or ():
-        file.write_text(refreshed(file.read_text()))
+        file.write_text(refreshed(file))
     if asked.files or not asked.into:
         print(told(asked))
 
