@@ -142,7 +142,7 @@ def save_model(model: nn.Module | Mapping[str, Tensor], card: Card, file: Path) 
 def load_model(file: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, Card]:
     """The trained model in evaluation mode, in float32, and its card; from a file or by the name of shipped weights."""
     tensors, header = read(found(file))
-    card = _card_of(header, file)
+    card = card_of(header, file)
     model = card.build()
     try:
         model.load_state_dict({name: x.float() if x.is_floating_point() else x for name, x in tensors.items()})
@@ -156,7 +156,7 @@ def save_half(file: Path | str, out: Path | str, card: Card | None = None) -> No
     check_apart(file, out)
     tensors, header = read(found(file))
     halved = {name: x.half() if x.is_floating_point() else x for name, x in tensors.items()}
-    save_model(halved, card or _card_of(header, file), Path(out))
+    save_model(halved, card or card_of(header, file), Path(out))
 
 
 def check_apart(file: Path | str, out: Path | str) -> None:
@@ -172,10 +172,10 @@ def check_apart(file: Path | str, out: Path | str) -> None:
 def read_card(checkpoint: Path | str) -> Card:
     """What a model is, without building it."""
     _, header = read(found(checkpoint))
-    return _card_of(header, checkpoint)
+    return card_of(header, checkpoint)
 
 
-def _card_of(header: dict[str, Any], file: Path | str) -> Card:
+def card_of(header: dict[str, Any], file: Path | str) -> Card:
     if "format" not in header:  # only what training writes to go on from has none
         raise BadCheckpoint(
             f"{file} is no model, but the state of a training: it has no card. Give the best.safetensors or "

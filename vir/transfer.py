@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vir.checkpoint import BadCheckpoint, Card, found, read, read_card
+from vir.checkpoint import BadCheckpoint, Card, card_of, found, read, read_card
 from vir.heads.backbone import Backbone
 from vir.layers.retention import MultiHeadRetention
 from vir.models.vir import VisionRetention, checkpoint_filter_fn
@@ -22,7 +22,7 @@ def from_classifier(file: Path | str) -> dict[str, Any]:
 def load_classifier(backbone: Backbone, file: Path | str) -> list[str]:
     """Put a classifier's weights into the backbone; names of those without a place: its classifier, its last norm."""
     tensors, header = read(found(file))
-    card = Card.from_dict(header)
+    card = card_of(header, file)
     _check_retention(backbone, card, file)
     model = getattr(backbone.body, "model", None)
     tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}

@@ -75,6 +75,7 @@ def test_what_is_of_this_machine_and_code_is_left(tmp_path: Path) -> None:
     shown = run(app, ["bench", "all", "--only", "stream", "--out", str(tmp_path)])
     assert "stream: is there already" in shown.stdout
     assert json.loads(figures.read_text())["rows"] == []
+    assert "## stream" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("of_a_cpu")
@@ -83,6 +84,17 @@ def test_a_run_that_fails_is_told_and_leaves_the_figures(tmp_path: Path) -> None
     assert result.exit_code == 2
     assert "did not end well: wrong" in result.output
     assert not (tmp_path / "wrong.json").exists()
+
+
+def test_figures_of_another_version_cost_their_table_alone(tmp_path: Path) -> None:
+    shutil.copy(KEPT / "models_L_128.json", tmp_path / "models_L.json")
+    (tmp_path / "operators.json").write_text("{")
+    (tmp_path / "models_S.json").write_text(json.dumps({"origin": {}, "rows": [{"family": "S", "compiled": False}]}))
+    told = suite.report(suite.RUNS, tmp_path)
+    assert "[models_L.json](models_L.json): inference" in told
+    for name in ("operators", "models_S"):
+        assert f"{name}.json is not what vir bench" in told
+        assert f"`--only {name} --again`" in told
 
 
 def test_a_report_has_tables_and_pictures(tmp_path: Path) -> None:

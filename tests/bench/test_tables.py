@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vir.bench.tables import MARKED, parser, refreshed, told
+from vir.bench.tables import MARKED, NoTable, parser, refreshed, told
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = ("README.md", "RESULTS.md", "results/earlier/README.md")
@@ -113,9 +113,9 @@ def test_the_best_of_fla_counts(tmp_path: Path) -> None:
 
 def test_what_is_not_one_kind_of_figures_is_refused(tmp_path: Path) -> None:
     rows = run_of(ViT=100.0, k1D=180.0)
-    with pytest.raises(SystemExit, match="inference, compiled, inference, eager"):
+    with pytest.raises(NoTable, match="inference, compiled, inference, eager"):
         table_of([rows[0], rows[1] | {"how": "compiled"}], tmp_path)
-    with pytest.raises(SystemExit, match="nothing"):
+    with pytest.raises(NoTable, match="nothing"):
         table_of(rows, tmp_path, "--px", "3")
     command = [sys.executable, "-m", "vir.bench.tables", str(tmp_path / "none.json")]
     run = subprocess.run(command, capture_output=True, text=True)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from bounds import poisoned_and_fenced
 from compare import relative_error
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
 from vir.layers import residual
@@ -210,3 +211,13 @@ def test_blocks_fold_where_tokens_are_many_and_nothing_is_added_to_a_layer(
     used.clear()
     assert relative_error(block(x, (8, 8)), want.double()) < 1e-5  # with gradients
     assert not used
+
+
+def test_who_counts_in_all_modules_is_called_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, x = RetentionBlock(32, 2, "2d").to(DEVICE).eval(), torch.randn(2, 64, 32, device=DEVICE)
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
+    monkeypatch.setattr(residual, "MANY", 0)
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        block(x, (8, 8))
+    seen = counted.get_flop_counts()
+    assert {f"RetentionBlock.retention{part}" for part in ("", ".qkv", ".proj")} <= seen.keys()

@@ -185,6 +185,14 @@ def test_weights_of_another_size_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         TokenNorm(48).to(DEVICE)(torch.randn(1, 4, 96, device=DEVICE))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_norms_without_a_bias_are_pytorchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda x, *_: True)
+    served_from(1, monkeypatch)
+    norm, x = HeadsNorm(48, bias=False).to(DEVICE, dtype), torch.randn(1, 4, 48, device=DEVICE)
+    assert relative_error(norm(x), F.layer_norm(x.double(), (48,), eps=norm.eps)) < 1e-6
+
+
 def test_gradients_of_gradients_are_pytorchs() -> None:
     x, weight, bias = (
         torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((2, 5, 40), (40,), (40,))

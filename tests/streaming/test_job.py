@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,9 +156,40 @@ def test_results_of_another_image_or_settings_are_not_lost(model: Path, image: P
         "answer.json", "map.png", "mine.txt", "run.json", "scores.npy",
     ]  # fmt: skip
     assert np.load(out / "scores.npy").shape == (8, 8, 3)
-    (out / "run.json").unlink()
+    (out / "run.json").write_text("{")
     code, told = run(other, *common)
-    assert (code, "no run.json" in told) == (2, True)
+    assert (code, "not readable" in told, "--restart" in told) == (2, True, True)
+    assert run(other, *common, "--restart")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["map.png", "scores.npy"])
+@pytest.mark.parametrize("more", [(), ("--restart",)], ids=str)
+def test_what_is_of_no_run_is_never_removed(
+    more: tuple[str, ...], name: str, model: Path, image: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert run(image, "--checkpoint", model, "--out", out)[0] == 0
+    np.save(tmp_path / "scores.npy", np.array(Image.open(image)))
+    shutil.copy(image, tmp_path / "map.png")
+    before = (tmp_path / name).read_bytes()
+    for given in (tmp_path / name, image):  # the image itself; and another, beside which there is one of that name
+        code, told = run(given, "--checkpoint", model, "--out", tmp_path, *more)
+        assert (code, "another --out" in told, "--restart" in told) == (2, True, False), told
+        assert (tmp_path / name).read_bytes() == before
+    shutil.copy(tmp_path / name, out / name)  # in place of a run's
+    code, told = run(out / name, "--checkpoint", model, "--out", out, *more)
+    assert (code, "another --out" in told) == (2, True), told
+    assert (out / name).read_bytes() == before
+
+
+def test_an_unfinished_run_that_lost_its_map_is_told(model: Path, tmp_path: Path) -> None:
+    trained, _ = load_model(model)
+    streamer, reader = Streamer(trained, 330, 100), ArrayReader(np.zeros((330, 100, 3), np.uint8))
+    assert Job(streamer, reader, 3, tmp_path, {}).run(stop=lambda: True) is None
+    for spoil in (lambda: (tmp_path / "scores.npy").write_bytes(b""), (tmp_path / "scores.npy").unlink):
+        spoil()
+        with pytest.raises(CannotStream, match="files are not whole"):
+            Job(Streamer(trained, 330, 100), reader, 3, tmp_path, {}, resume=True)
 
 
 def test_where_results_cannot_be_written_is_told(model: Path, image: Path) -> None:

@@ -110,7 +110,7 @@ def geotiff(file: Path, pixels: np.ndarray, extra: int, rgb: bool = True, big: b
 @pytest.mark.parametrize("big", [False, True])
 def test_a_fourth_channel_is_transparency_only_where_the_file_says_so(dtype: Any, big: bool, tmp_path: Path) -> None:
     pixels = noise(4, dtype)
-    with pytest.raises(UnreadableImage, match=r"4 channels, none of them told to be transparency.*gdal_translate"):
+    with pytest.raises(UnreadableImage, match=r"4 channels, none of them called transparency.*gdal_translate"):
         open_reader(geotiff(tmp_path / "infrared.tif", pixels, 0, big=big))
     got = by_bands(geotiff(tmp_path / "transparent.tif", pixels, 2, big=big))
     white, share = np.iinfo(dtype).max, pixels[..., 3:] / np.iinfo(dtype).max

@@ -147,7 +147,7 @@ def test_other_runs_in_the_same_folder_are_told_apart(data: Path, tmp_path: Path
     assert f"other data: 16 images of {data}, where {more} has 17. Choose another --out" in said
     (more / "train" / "grey").mkdir()
     (more / "train" / "white" / "new.png").rename(more / "train" / "grey" / "1.png")
-    assert "other settings (classes)" in told([*arguments, "--data", str(more)], code=2)
+    assert "other settings (classes) on other data: 16" in told([*arguments, "--data", str(more)], code=2)
     wider = [*arguments, "--data", str(data), "--model", "vir_tiny_patch16_224"]
     assert "other settings (model)" in told(wider, code=2)
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from typer.testing import CliRunner
 from tests.heads.small import DETECTOR, SEGMENTOR, THIN_HVIR
 from vir.checkpoint import Card, load_model, save_model
 from vir.cli import app
+from vir.data.loading import Share
 from vir.train import loop
 from vir.train.loop import train
 from vir.train.recipes import RECIPES, Recipe
 from vir.train.setup import CannotTrain, Run
+from vir.train.tasks import TASKS, dense
 
 SILENT = Console(quiet=True)
 OBJECTS = Recipe(
@@ -192,3 +195,19 @@ def test_recipes_build_and_tell_their_plan(data: dict[str, Path]) -> None:
     assert "colour_jitter 0.7" in said
     assert "12 to learn from, 4 to judge by" in said
     assert re.search(r"6\.\d\d million parameters", said)
+
+
+def test_the_sheet_shows_what_was_judged(
+    data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image that is broken, and one that is too long for a detector, are told by the judging; the sheet goes on."""
+    root, shown = tmp_path / "data", []
+    shutil.copytree(data["detection"], root)
+    (root / "val" / "images" / "0.png").write_bytes(b"broken")
+    for folder, mode in (("images", "RGB"), ("masks", "L")):
+        Image.new(mode, (3000, 2)).save(root / "val" / folder / "1.png")
+    monkeypatch.setattr(dense, "drawn_sheet", lambda pictures, file: shown.append(len(pictures)) or file)
+    task = TASKS["detection"](OBJECTS, run_in(root, tmp_path), torch.device("cpu"), Share())
+    model, card = task.build()
+    assert list(task.pictures(model.eval(), card, tmp_path)) == [tmp_path / "answers.png"]
+    assert shown == [2]

@@ -354,3 +354,7 @@ def test_a_run_that_is_stopped_says_where_it_goes_on(
         with pytest.raises(KeyboardInterrupt):
             train(PLAIN, run_in(data, tmp_path), console)
         assert says in console.export_text()
+    stopped_at(1)
+    with pytest.raises(KeyboardInterrupt):
+        train(PLAIN, replace(run_in(data, tmp_path), restart=True), console)
+    assert "stopped. Without --restart the same command goes on from epoch 1, step 0." in console.export_text()

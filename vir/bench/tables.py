@@ -29,6 +29,10 @@ KINDS = ("1D", "2D")
 HERE = Path()  # as seen from where the command runs
 
 
+class NoTable(ValueError):
+    """Files of which no table can be made."""
+
+
 def operators(rows: Rows, only: str | None) -> Cells:
     """Milliseconds of each kind of retention beside its rival: the best of fla in 1D, attention in 2D."""
     heads = ["tokens", "batch", "limit"]
@@ -113,7 +117,7 @@ def markdown(cells: Cells) -> str:
 
 def told(asked: argparse.Namespace, folder: Path = HERE) -> str:
     """The table that is asked for, and where its figures come from."""
-    runs = [_run(folder / file) for file in asked.files]
+    runs = [figures(folder / file) for file in asked.files]
     rows = [row for run in runs for row in run["rows"]]
     rows = [row for row in rows if not asked.px or row["size"][0] in asked.px]
     rows = [row for row in rows if not asked.batch or row["batch"] in asked.batch]
@@ -121,7 +125,7 @@ def told(asked: argparse.Namespace, folder: Path = HERE) -> str:
     expected = {"models"} if asked.headline else MAKES.keys()
     if len(kinds) != 1 or len(ways) != 1 or not kinds <= expected:
         given = ", ".join(sorted(kinds | ways)) or "nothing"
-        raise SystemExit(f"the files hold {given}: expected {' or '.join(expected)}, all run in one way.")
+        raise NoTable(f"the files hold {given}: expected {' or '.join(expected)}, all run in one way.")
     cells = (headline if asked.headline else MAKES[kinds.pop()])(rows, asked.only)
     origin = joined([run["origin"] for run in runs])
     whence = ", ".join(f"{name} {value}" for name, value in origin.items() if name not in ("vir", "cuda"))
@@ -130,12 +134,13 @@ def told(asked: argparse.Namespace, folder: Path = HERE) -> str:
     return f"{markdown(cells)}\n\n{files}: {ways.pop()}, {whence}.{mark}"
 
 
-def _run(file: Path) -> dict[str, Any]:
+def figures(file: Path) -> dict[str, Any]:
+    """A run's rows and their origin."""
     try:
         run = json.loads(file.read_text())
         _ = [plots.kind(row) for row in run["rows"]], run["origin"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"{file} is not what vir bench ops, models or hvir writes with --json: {error!r}.") from None
+        raise NoTable(f"{file} is not what vir bench ops, models or hvir writes with --json: {error!r}.") from None
     return run
 
 
@@ -208,10 +213,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     asked = parser().parse_args()
-    for file in asked.into or ():
-        file.write_text(refreshed(file))
-    if asked.files or not asked.into:
-        print(told(asked))
+    try:
+        for file in asked.into or ():
+            file.write_text(refreshed(file))
+        if asked.files or not asked.into:
+            print(told(asked))
+    except NoTable as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ def bench_all(
     for number, name in enumerate(names, 1):
         if not again and suite.finished(name, out, origin):
             console.print(f"{name}: is there already (--again measures it anew)")
-            continue
-        console.print(f"{name} ({number} of {len(names)}): {suite.RUNS[name].shows}")
-        if not suite.measure(name, out):
-            failed.append(name)
+        else:
+            console.print(f"{name} ({number} of {len(names)}): {suite.RUNS[name].shows}")
+            if not suite.measure(name, out):
+                failed.append(name)
         (out / "report.md").write_text(suite.report(suite.RUNS, out))
     console.print(f"written to {out / 'report.md'}")
     if failed:

@@ -103,7 +103,7 @@ def _run(model: Any, card: Any, reader: Any, image: Path, wishes: Wishes) -> dic
         rows = rows_within(model, cols, parse_bytes(wishes.memory), rows)
     job = Job(
         streamer, reader, rows, wishes.out, identity_of(image, model, card.model, stretch),
-        resume=wishes.resume, restart=wishes.restart, features=wishes.features,
+        resume=wishes.resume, restart=wishes.restart, features=wishes.features, image=image,
     )  # fmt: skip
     warnings = doubts(image)
     for warning in warnings if not wishes.quiet else ():

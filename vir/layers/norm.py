@@ -23,7 +23,8 @@ class TokenNorm(nn.LayerNorm):
         weight = self.weight  # a module takes its time to find it: once is enough
         if kernels.norm_serves(x) and self.pays(x, weight) and weight.shape == x.shape[-1:]:
             bias = self.bias
-            if not kernels.carry_derivatives(weight, bias):  # asked last: small images wait for the host
+            # What carries derivatives is asked last: small images wait for the host.
+            if bias is not None and not kernels.carry_derivatives(weight, bias):
                 return kernels.layer_norm(x, weight, bias, self.eps, self.dtype_of(x, weight))
         return self.by_pytorch(x)
 
@@ -76,5 +77,5 @@ class HeadsNorm(InnerNorm):
         if x.dtype == self.weight.dtype:
             return super().by_pytorch(x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
-        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        weight, bias = (None if own is None else own.to(dtype) for own in (self.weight, self.bias))
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)

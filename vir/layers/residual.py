@@ -8,6 +8,8 @@ from vir.layers.norm import MANY, HeadsNorm
 from vir.ops import kernels
 
 MANY_TOKENS = 4  # for each input channel of a linear layer
+# Whether there are hooks of all modules, as counters of FLOPs set them; a PyTorch that cannot tell has none for us.
+any_global_hook = getattr(torch.nn.modules.module, "_has_any_global_hook", bool)
 
 
 def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None) -> Tensor:
@@ -53,7 +55,7 @@ def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
     if type(module) is not kind or "forward" in vars(module) or module._compiled_call_impl is not None:
         return False
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooks
+    return not (hooks or any_global_hook())
 
 
 def _is_only_weights(layer: nn.Module, kind: type[nn.Module]) -> bool:

@@ -24,7 +24,7 @@ def check_channels(image: Any, path: Path) -> bool:
         return beyond == 1
     scaled = " -scale 0 3000 0 255 -ot Byte" if image.format == "ushort" else ""
     chosen = "-b 1 -b 2 -b 3" if image.bands > 3 else "-b 1"
-    told = ", none of them told to be transparency" if beyond == 1 else ""
+    told = ", none of them called transparency" if beyond == 1 else ""
     raise UnreadableImage(
         f"{path} has {image.bands} channels{told}, expected 1 (grey), 3 (RGB) or 4 (CMYK), and one more only where the "
         f"file says that it is transparency. Choose what is to be seen, such as by: gdal_translate {chosen}{scaled} "
@@ -44,7 +44,7 @@ def _last_extra_sample(path: Path) -> int | None:
     try:
         with path.open("rb") as file:
             start = file.read(8)
-            start += file.read(8) if start[2] == 43 or start[3] == 43 else b""  # BigTIFF
+            start += file.read(8) if start[2] == 43 else b""  # BigTIFF; Pillow cannot read big-endian ones
             tags = ImageFileDirectory_v2(start)
             file.seek(tags.next)
             tags.load(file)

@@ -46,6 +46,7 @@ class Job:
         resume: bool = False,
         restart: bool = False,
         features: bool = False,
+        image: Path | None = None,
         save_seconds: float = SAVE_SECONDS,
     ) -> None:
         self.streamer, self.reader, self.out = streamer, reader, out
@@ -56,10 +57,12 @@ class Job:
             raise CannotStream(f"{out} is a file, expected a folder for the results: choose another --out.")
         try:
             out.mkdir(parents=True, exist_ok=True)
+            self._check_strangers(image)
             unfinished = self._prepare(resume, restart)
             self.rows = self.identity["rows"]
-            self.maps = self._open_maps(again=unfinished)
+            # Told before it is written: what a kill leaves is known to be ours.
             (out / RECORD).write_text(json.dumps(self.identity))
+            self.maps = self._open_maps(again=unfinished)
         except OSError as error:
             raise CannotStream(f"{error}. Results cannot be written to {out}: choose another --out.") from error
 
@@ -80,6 +83,17 @@ class Job:
         self.file.unlink(missing_ok=True)
         return False
 
+    def _check_strangers(self, image: Path | None) -> None:
+        """The image itself, and files that have the name of a result and are of no run, are never overwritten."""
+        there = [name for name in RESULTS if (self.out / name).exists()]
+        if image is not None and any(image.samefile(self.out / name) for name in there):
+            raise CannotStream(f"a result would take the place of {image} itself: choose another --out.")
+        if there and not (self.out / RECORD).exists() and not self.file.exists():
+            raise CannotStream(
+                f"{self.out} holds {' and '.join(there)} and no {RECORD}, which every run leaves beside its results: "
+                "they may be something else. Choose another --out."
+            )
+
     def _check_earlier(self) -> None:
         """Results of the same image and settings may be written again; others are neither lost nor mixed with these."""
         if not any((self.out / name).exists() for name in RESULTS):
@@ -90,8 +104,8 @@ class Job:
             alike = ("rows", "features") if self.identity["features"] else ("rows",)
             different = [name for name in self._different(theirs) if name not in alike]
             whose = f"with another {' and '.join(different)}" if different else ""
-        except (FileNotFoundError, ValueError, AttributeError):
-            whose = f"that left no {RECORD} to tell of what they are"
+        except (ValueError, AttributeError):
+            whose = f"whose {RECORD} is not readable"
         if whose:
             raise CannotStream(
                 f"{self.out} holds results of a run {whose}: choose another --out, or remove them by --restart."
@@ -105,7 +119,12 @@ class Job:
         sizes = {SCORES: self.streamer.model.num_classes}
         if self.identity["features"]:
             sizes[FEATURES] = self.streamer.model.embed_dim
-        return {name: RowFile(self.out / name, (rows, cols, size), again) for name, size in sizes.items() if size}
+        try:
+            return {name: RowFile(self.out / name, (rows, cols, size), again) for name, size in sizes.items() if size}
+        except (FileNotFoundError, ValueError) as error:
+            raise CannotStream(
+                f"{self.out} holds an unfinished run whose files are not whole ({error}): begin again with --restart."
+            ) from None
 
     def run(
         self, say: Callable[[Done], None] = lambda done: None, stop: Callable[[], bool] = lambda: False

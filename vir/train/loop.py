@@ -135,16 +135,15 @@ class Trainer:
         different = [name for name, value in mine.items() if name in theirs and value != theirs[name]]
         different += ["classes"] if list(self.card.classes) != stands["classes"] else []
         different += [] if "data" in stands else ["data"]  # not told by earlier versions
-        if different:
-            raise CannotTrain(
-                f"{self.place.out} holds a run with other settings ({', '.join(different)}). Choose another --out, or "
-                "start over with --restart."
+        images, data = len(self.task.sets["train"]), stands.get("data", {})
+        what = [f" with other settings ({', '.join(different)})"] * bool(different)
+        if data and images != data["images"]:  # told too: settings that suit a set differ with it
+            what.append(
+                f" on other data: {data['images']:,} images of {data['path']}, where {self.place.data} has {images:,}"
             )
-        images, data = len(self.task.sets["train"]), stands["data"]
-        if images != data["images"]:
+        if what:
             raise CannotTrain(
-                f"{self.place.out} holds a run on other data: {data['images']:,} images of {data['path']}, where "
-                f"{self.place.data} has {images:,}. Choose another --out, or start over with --restart."
+                f"{self.place.out} holds a run{''.join(what)}. Choose another --out, or start over with --restart."
             )
 
     def run(self) -> Card:
@@ -152,7 +151,8 @@ class Trainer:
             return self._run()
         except KeyboardInterrupt:
             where = f"goes on from epoch {self.kept.epoch}, step {self.kept.step}" if self.kept else "begins anew"
-            self.told.line(f"stopped. The same command {where}.")
+            command = "Without --restart the same command" if self.place.restart and self.kept else "The same command"
+            self.told.line(f"stopped. {command} {where}.")
             raise
 
     def _run(self) -> Card:
@@ -237,8 +237,8 @@ class Trainer:
         if len(names) > limit:
             raise CannotTrain(
                 f"{len(names)} of {images} images cannot be read, more than the limit of {limit:.0f}. "
-                f"They are listed in {file}. Remove or repair them, or raise "
-                "--most-unreadable."
+                f"They are listed in {file}. Repair them, or raise "
+                "--most-unreadable; without them it is another set, which begins anew with --restart."
             )
 
     def _take(self, sums: Tensor, steps: int, due: bool) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 
 from vir.answers import Detections, Segmentation
@@ -15,7 +16,9 @@ from vir.bench.measure import provenance
 from vir.checkpoint import Card, load_model
 from vir.checkpoint import Task as TaskName
 from vir.data.dense import DenseBatch, DenseExamples, JointTransform
+from vir.data.images import UnreadableImage
 from vir.data.loading import training_batches
+from vir.heads.targets import TooLong
 from vir.predict import answer_to
 from vir.train.setup import CannotTrain, plain, precision
 from vir.train.tasks.base import Task, drawn_sheet
@@ -75,11 +78,17 @@ class DenseTask(Task):
 
     def pictures(self, model: nn.Module, card: Card, folder: Path) -> Iterator[Path]:
         """What the model says of some images that it did not learn from."""
-        pictures = []
-        for index in islice(range(len(self.sets["val"])), SHOWN):
-            image, _ = self.sets["val"].read(index)
-            answer = answer_to(model, card, image, self.sets["val"].name(index))
-            assert isinstance(answer, Detections | Segmentation)
-            pictures.append(draw(image, answer))
+        pictures = list(islice(self._drawn(model, card), SHOWN))
         if pictures:
             yield drawn_sheet(pictures, folder / "answers.png")
+
+    def _drawn(self, model: nn.Module, card: Card) -> Iterator[Image.Image]:
+        images = self.sets["val"]
+        for index in range(len(images)):
+            try:
+                image, _ = images.read(index)
+                answer = answer_to(model, card, image, images.name(index))
+            except (UnreadableImage, TooLong):
+                continue  # the judging has told of it
+            assert isinstance(answer, Detections | Segmentation)
+            yield draw(image, answer)
