@@ -110,6 +110,17 @@ def test_mistakes(arguments: list[str], says: str) -> None:
     assert says in words(result.output)
 
 
+@pytest.mark.parametrize("command", ["draw maps", "draw shift", "draw horizon --measured", "demo"])
+def test_a_photograph_is_not_drawn_over(command: str, tmp_path: Path) -> None:
+    photograph = tmp_path / "noise.png"
+    Image.effect_noise((96, 64), 60).save(photograph)
+    before = photograph.read_bytes()
+    result = run(app, [*command.split(), str(photograph), "--out", str(tmp_path / ".." / tmp_path.name / "noise.png")])
+    assert result.exit_code == 2
+    assert "choose another --out" in words(result.output)
+    assert photograph.read_bytes() == before
+
+
 def log(folder: Path, scores: list[str], column: str = "val_top1") -> Path:
     folder.mkdir()
     lines = [f"{epoch},{2 / epoch},{score}" for epoch, score in enumerate(scores, 1)]

@@ -16,7 +16,7 @@ from vir.cli.bench_suite import bench_all
 from vir.cli.bench_trained import bench_trained
 from vir.cli.drawing import draw
 from vir.cli.serving import serve
-from vir.cli.shared import Sizes, a_picture, console, fail, megabytes
+from vir.cli.shared import Sizes, a_picture, console, fail, keep, megabytes
 from vir.cli.streaming import mosaic, stream
 
 app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
@@ -94,6 +94,7 @@ def demo(
     from vir.viz.inside import check_classifier
     from vir.viz.style import CannotDraw
 
+    keep(*images or (), out=out)
     try:
         card = read_card(checkpoint)
         check_classifier(card)

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from vir import weights
-from vir.cli.shared import Sizes, console, fail
+from vir.cli.shared import Sizes, console, fail, keep
 
 draw = typer.Typer(help="Draw what retention sees, and how trainings went.", no_args_is_help=True)
 SHOWN = 3  # photographs, where none are named
@@ -100,6 +100,7 @@ def maps(
     from vir.viz.maps import draw_maps
     from vir.viz.style import CannotDraw
 
+    keep(image, out=out)
     try:
         picture = open_image(image)
         model, card = load_model(checkpoint)
@@ -142,6 +143,7 @@ def horizon(
     from vir.viz.receptive import receptive_field
     from vir.viz.style import CannotDraw, check_file
 
+    keep(*measured or (), out=out)
     sizes = sorted(sizes or [128, 256, 512, 1024, 2048, 4096])
     try:
         check_file(out)
@@ -194,6 +196,7 @@ def shift(
     from vir.viz.shift import TITLES, draw_shifts
     from vir.viz.style import CannotDraw
 
+    keep(*[image] if image else [], out=out)
     try:
         picture = open_image(image or next(iter(photographs().values())))
         model, card = load_model(checkpoint)

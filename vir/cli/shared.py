@@ -86,3 +86,10 @@ def megabytes(size: int | None) -> str:
 def fail(message: str) -> NoReturn:
     console.print(Text.assemble(("Error:", "red"), f" {message}"))
     raise typer.Exit(2)
+
+
+def keep(*images: Path, out: Path) -> None:
+    """That a picture does not take the place of one of the images that it is drawn from."""
+    for image in images:
+        if image.exists() and out.exists() and image.samefile(out):
+            fail(f"the picture would take the place of {image} itself: choose another --out.")
