@@ -11,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vir
+from vir.checkpoint import Card, save_model
 from vir.cli import app
 
 run = CliRunner().invoke
@@ -57,6 +58,38 @@ def test_demo_takes_photographs_of_your_own(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "fog $1.png" in result.stdout
     assert (tmp_path / "sheet.png").exists()
+
+
+def test_demo_answers_for_photographs_of_the_same_name(tmp_path: Path) -> None:
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        Image.effect_noise((90, 60), 50).save(tmp_path / folder / "fog.png")
+    result = run(app, ["demo", *(str(tmp_path / f / "fog.png") for f in "ab"), "--out", str(tmp_path / "sheet.png")])
+    assert result.stdout.count("fog.png") == 2
+
+
+def test_what_a_disk_refuses_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run(app, ["draw", "paper", "--out", str(tmp_path / "file" / "paper"), "--results", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert "Not a directory" in words(result.output)
+    result = run(app, ["predict", str(tmp_path / "file"), "--out", str(tmp_path / "file")])
+    assert "is a file" in words(result.output)
+
+
+def test_a_model_of_one_size_is_asked_at_that_size(tmp_path: Path) -> None:
+    args = {"img_size": 32, "depth": 1, "embed_dim": 48, "num_heads": 3}
+    card, file = Card("vit_tiny_patch16_224", ("a", "b"), 32, args), tmp_path / "vit.safetensors"
+    save_model(card.build(), card, file)
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    assert run(app, ["predict", str(tmp_path / "a.png"), "--checkpoint", str(file), "--size", "32"]).exit_code == 0
+    for command in (["predict", str(tmp_path / "a.png"), "--checkpoint", str(file)], ["evaluate", str(file)]):
+        result = run(app, [*command, "--size", "64"])
+        assert result.exit_code == 2
+        assert "takes images of the 32 px it was trained with" in words(result.output)
+    result = run(app, ["forms", "--checkpoint", str(file)])
+    assert result.exit_code == 2
+    assert "has no retention" in words(result.output)
 
 
 def test_forms_answer_alike(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from timm.data import create_transform
+from timm.models import get_pretrained_cfg
 from torch import nn
 
 from vir.answers import Classes, Detections, Segmentation
-from vir.checkpoint import Card, Task, load_model
+from vir.checkpoint import BadCheckpoint, Card, Task, load_model
 from vir.data.images import MOST_PIXELS, UnreadableImage, open_image
 from vir.data.joint import AS_THEY_ARE, ForJudgingDetection, ForJudgingSegmentation
 from vir.evaluate.segmentation import labels_of
@@ -33,6 +35,7 @@ def predict(
     """The answer for every image, in order; an image that cannot be read, or that the model cannot take, gives its
     error instead."""
     model, card = load_model(checkpoint, device or best_device())
+    check_size(card, size)
     for path in images:
         try:
             yield answer_to(model, card, open_image(path), str(path), top=top, least=least, size=size)
@@ -40,6 +43,16 @@ def predict(
             yield error
         except TooLong as error:
             yield UnreadableImage(f"{path} {error.why}")
+
+
+def check_size(card: Card, size: int | None) -> None:
+    """Some models of timm take images of one size alone."""
+    config: Any = get_pretrained_cfg(card.model) if card.task == "classification" else None
+    if size not in (None, card.size) and config is not None and config.fixed_input_size:
+        raise BadCheckpoint(
+            f"{card.model} takes images of the {card.size} px it was trained with, and --size is {size}: leave it out, "
+            "or train it for that size by vir finetune."
+        )
 
 
 @torch.inference_mode()

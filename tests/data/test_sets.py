@@ -87,6 +87,35 @@ def test_a_tar_file_of_class_folders(split: Path, tmp_path: Path) -> None:
     assert not any(b.unreadable for b in batches)
 
 
+def test_a_tar_file_with_a_split(split: Path, tmp_path: Path) -> None:
+    fill(split / "test" / "dogs", 3)
+    archive = tmp_path / "images.tar"
+    with tarfile.open(archive, "w") as out:
+        for part in ("train", "val", "test"):
+            out.add(split / part, arcname=f"photos/{part}")
+    sets = open_sets(archive)
+    for part, images in sets.items():
+        assert images.per_class() == [6, 4]
+        assert {images.name(i).split("/")[1] for i in range(len(images))} == {part}
+        assert images.read(9)[1] == 1
+    classes = ("cats", "dogs")
+    assert [len(open_images(archive, classes, part)) for part in ("train", "val", "test")] == [10, 10, 3]
+    with pytest.raises(NoImages, match="has no folder 'night'"):
+        open_images(archive, classes, "night")
+
+
+def test_a_tar_file_that_breaks_off_is_told(split: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "images.tar"
+    with tarfile.open(archive, "w") as out:
+        out.add(split / "train", arcname=".")
+    archive.write_bytes(archive.read_bytes()[:3000])
+    with pytest.raises(NoImages, match="not a whole tar file"):
+        open_sets(archive)
+    archive.write_bytes(b"no tar file at all")
+    with pytest.raises(NoImages, match="not a whole tar file"):
+        open_images(archive, ("cats", "dogs"))
+
+
 def test_more_than_png_and_jpeg(tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     for extension in ("webp", "tiff", "bmp", "gif", "jpg", "png"):

@@ -11,9 +11,11 @@ from PIL import Image
 from rich.console import Console
 from timm.data import create_transform
 
+from vir.checkpoint import load_model
 from vir.data.loading import Share
-from vir.data.sets import NoImages
+from vir.data.sets import NoImages, open_images
 from vir.data.streams import open_streams, streamed_batches, streamed_judging
+from vir.evaluate.by_task import judge_data
 from vir.train.loop import train
 from vir.train.recipes import Recipe
 from vir.train.setup import Run
@@ -68,6 +70,20 @@ def test_a_run_learns_from_shards(shards: str, tmp_path: Path) -> None:
     card = train(recipe, replace(Run(shards, tmp_path / "out"), workers=0), Console(quiet=True))
     assert card.metrics["images"] == 8
     assert card.classes == ("dark", "light")
+    model, card = load_model(tmp_path / "out" / "best.safetensors")
+    judged = judge_data(model, card, shards)
+    assert judged.metrics()["top1"] == card.metrics["top1"]
+    assert judge_data(model, card, shards, split="train").images == 24
+    for wrong, says in (({"split": "test"}, "under 'test'"), ({"classes": ("a", "b")}, "has the classes dark, light")):
+        with pytest.raises(NoImages, match=says):
+            judge_data(
+                model,
+                replace(card, classes=wrong.get("classes", card.classes)),
+                shards,
+                split=wrong.get("split", "val"),
+            )
+    with pytest.raises(NoImages, match="from the first image to the last"):
+        open_images(shards, card.classes)
 
 
 def test_mistakes_are_answered_in_words(shards: str, tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from vir.cli import app
+from vir.train.place import the_only_one
+from vir.train.recipes import Recipe
+from vir.train.setup import fitting_batch
 
 SMALL = ["--model", "hvir_tiny", "--epochs", "1", "--batch", "8", "--size", "32", "--workers", "0", "--seed", "1"]
 
@@ -104,6 +108,61 @@ def test_finetune_at_a_higher_size(trained: Path, data: Path, tmp_path: Path) ->
     assert card["data"]["terms"] == "ours; of the weights it began with: CC0"
 
 
+def test_a_run_never_writes_over_what_it_began_with(trained: Path, data: Path, tmp_path: Path) -> None:
+    start = tmp_path / "best.safetensors"
+    shutil.copy(trained, start)
+    arguments = ["finetune", str(start), "--data", str(data), "--out", str(tmp_path), "--epochs", "1"]
+    for more in ([], ["--restart"], ["--dry-run"]):
+        assert "this run's own checkpoints go: choose another --out" in told([*arguments, *more], 2)
+    assert start.read_bytes() == trained.read_bytes()
+
+
+def test_a_run_that_began_with_other_weights_is_not_gone_on_with(trained: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ["--data", str(data), "--epochs", "1", "--batch", "8", "--workers", "0"]
+    out = ["--out", str(tmp_path / "out")]
+    told(["finetune", str(trained), *arguments, *out])
+    moved = tmp_path / "moved.safetensors"
+    shutil.copy(trained, moved)
+    assert "it is at its end" in told(["finetune", str(moved), *arguments, *out])
+    other = tmp_path / "out" / "best.safetensors"
+    shutil.copy(other, tmp_path / "other.safetensors")
+    assert "other settings (checkpoint)" in told(["finetune", str(tmp_path / "other.safetensors"), *arguments, *out], 2)
+    assert "other settings (decay)" in told(["finetune", str(trained), *arguments, *out, "--decay", "rescale"], 2)
+
+
+def test_one_run_at_a_time_in_a_folder(data: Path, tmp_path: Path) -> None:
+    arguments = ["train", "--data", str(data), "--out", str(tmp_path), *SMALL]
+    with the_only_one(tmp_path):
+        assert "another process trains in" in told(arguments, 2)
+    assert "epoch 1/1" in told(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--out", "file/run"], "file/run cannot be written to"),
+        (["--form", "kernel"], "--form kernel is of a CUDA GPU"),
+        (["--model", "vir_tiny_patch16_224", "--set", "patch_size=0"], "cannot be made with patch_size=0"),
+        (["--data", "broken", "--workers", "1"], "Error: none of the 74 images can be read; "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_what_cannot_be_trained_is_said_in_words(
+    arguments: list[str], says: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "kernel" in arguments and torch.cuda.is_available():
+        pytest.skip("it can be, on a GPU")
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    for i in range(80):
+        file = Path("broken", "ab"[i % 2], f"{i}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"broken")
+    said = told(["train", "--data", str(data), "--out", "out", *SMALL, *arguments], 2)
+    assert says in said
+    assert "Traceback" not in said
+
+
 def test_a_dry_run_tells_the_plan_and_writes_nothing(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "none"
     said = told(["train", "--data", str(data), "--out", str(out), *SMALL, "--dry-run"])
@@ -150,6 +209,11 @@ def test_other_runs_in_the_same_folder_are_told_apart(data: Path, tmp_path: Path
     assert "other settings (classes) on other data: 16" in told([*arguments, "--data", str(more)], code=2)
     wider = [*arguments, "--data", str(data), "--model", "vir_tiny_patch16_224"]
     assert "other settings (model)" in told(wider, code=2)
+
+
+@pytest.mark.parametrize(("images", "batch"), [(1000, 128), (120, 32), (130, 128), (17, 16), (16, 16), (3, 2), (1, 2)])
+def test_a_fitting_batch_leaves_out_no_more_than_a_quarter(images: int, batch: int) -> None:
+    assert fitting_batch(Recipe("hvir_tiny", batch=128), images) == batch
 
 
 def test_a_small_set_has_small_batches_unless_asked(data: Path, tmp_path: Path) -> None:

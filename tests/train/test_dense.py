@@ -22,7 +22,7 @@ from vir.cli import app
 from vir.data.loading import Share
 from vir.train import loop
 from vir.train.loop import train
-from vir.train.recipes import RECIPES, Recipe
+from vir.train.recipes import RECIPES, Recipe, at_size
 from vir.train.setup import CannotTrain, Run
 from vir.train.tasks import TASKS, dense
 
@@ -173,8 +173,12 @@ def test_what_does_not_fit_is_said(data: dict[str, Path], tmp_path: Path) -> Non
     start = tmp_path / "segmentor.safetensors"
     card = Card("hvir_tiny", ("ground", "square"), 48, SCENES.model_args, task="segmentation")
     save_model(card.build(), card, start)
-    with pytest.raises(CannotTrain, match="a model for segmentation of 2 classes, and this run for detection of 1"):
+    with pytest.raises(CannotTrain, match="a model for segmentation, and this run for detection"):
         train(OBJECTS, run_in(data["detection"], tmp_path, start=start), SILENT)
+    other = tmp_path / "other.safetensors"
+    save_model(card.build(), replace(card, classes=("ground", "circle")), other)
+    with pytest.raises(CannotTrain, match=r"knows the classes ground, circle, and .* has ground, square: start"):
+        train(SCENES, run_in(data["segmentation"], tmp_path, start=other), SILENT)
     (tmp_path / "c" / "a").mkdir(parents=True)
     for i in range(60):
         Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / "c" / "a" / f"{i}.png")
@@ -195,6 +199,29 @@ def test_recipes_build_and_tell_their_plan(data: dict[str, Path]) -> None:
     assert "colour_jitter 0.7" in said
     assert "12 to learn from, 4 to judge by" in said
     assert re.search(r"6\.\d\d million parameters", said)
+
+
+@pytest.mark.parametrize(("size", "sides"), [(96, [60, 72, 84, 96]), (1024, [640, 768, 896, 1024])])
+def test_a_size_takes_along_all_that_a_recipe_gives_in_pixels(size: int, sides: list[int]) -> None:
+    objects, scenes = (at_size(RECIPES[name](), size) for name in ("nuclei", "street_scenes"))
+    assert objects.model_args["min_size"] == sides
+    assert objects.model_args["max_size"] == 2 * size
+    assert (objects.model_args["anchor_scale"], objects.model_args["width"]) == (4.0, 64)
+    assert (objects.size, scenes.size) == (size, size)
+    assert scenes.transform_args["crop"] == (size, round(size * 720 / 540))
+    assert at_size(RECIPES["hvir_1_coco"](), 400).transform_args["before_crop"] == (200, 250, 300)
+    assert at_size(RECIPES["photographs"](), size) == replace(RECIPES["photographs"](), size=size)
+
+
+def test_a_detector_learns_on_at_the_size_that_it_is_asked_for(data: dict[str, Path], tmp_path: Path) -> None:
+    start = tmp_path / "start.safetensors"
+    args = OBJECTS.model_args | {"min_size": [48, 64], "max_size": 128}
+    card = Card("hvir_tiny", ("object",), 64, args, task="detection")
+    save_model(card.build(), card, start)
+    arguments = ["--data", str(data["detection"]), "--size", "96", "--epochs", "1", "--batch", "4", "--workers", "0"]
+    told(["finetune", str(start), "--out", str(tmp_path / "out"), *arguments])
+    model, card = load_model(tmp_path / "out" / "best.safetensors")
+    assert (card.size, model.transform.min_size, model.transform.max_size) == (96, (72, 96), 192)
 
 
 def test_the_sheet_shows_what_was_judged(

@@ -1,11 +1,13 @@
 """The command `vir`: parse, call, print."""
 
+import errno
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 import vir
 from vir import weights
@@ -19,7 +21,23 @@ from vir.cli.serving import serve
 from vir.cli.shared import Sizes, a_picture, console, fail, keep, megabytes
 from vir.cli.streaming import mosaic, stream
 
-app = typer.Typer(help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True)
+
+class Commands(TyperGroup):
+    """What a disk refuses is told in words, whichever command asks it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.strerror is None or error.errno == errno.EPIPE:  # what reads us has closed: not an error
+                raise
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            fail(f"{what}. Make room there, or name a place that can be read and written.")
+
+
+app = typer.Typer(
+    cls=Commands, help="Vision Retention Networks: a vision backbone for large images.", no_args_is_help=True
+)
 training.add_commands(app)
 asking.add_commands(app)
 app.command()(stream)
@@ -98,12 +116,12 @@ def demo(
     try:
         card = read_card(checkpoint)
         check_classifier(card)
-        files = {path.name: path for path in images} if images else photographs()
-        answers = list(predict(list(files.values()), checkpoint, top=3))
+        files = [(path.name, path) for path in images] if images else list(photographs().items())
+        answers = list(predict([path for _, path in files], checkpoint, top=3))
     except (BadCheckpoint, CannotDraw, NoPhotographs) as error:
         fail(str(error))
     table, shown = Table("photograph", "answer", "sure", "else"), []
-    for (name, path), answer in zip(files.items(), answers, strict=True):
+    for (name, path), answer in zip(files, answers, strict=True):
         if not isinstance(answer, Classes):
             fail(str(answer))
         others = zip(answer.names[1:], answer.probabilities[1:], strict=True)

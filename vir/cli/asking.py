@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from vir import weights
-from vir.cli.shared import WORKERS, Checkpoint, Data, Decay, Size, Split, Void, Workers, console, fail
+from vir.cli.shared import WORKERS, Checkpoint, Data, Decay, Json, Size, Split, Void, Workers, console, fail
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -30,9 +30,7 @@ def evaluate(
         bool, typer.Option(help="Segmentation: by the mean of the answers to an image and to its mirror image.")
     ] = False,
     workers: Workers = WORKERS,
-    out: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures, and what was judged, to this file.")
-    ] = None,
+    out: Json = None,
 ) -> None:
     """Tell how good a trained model is on images that it has not seen."""
     from vir.checkpoint import BadCheckpoint, load_model
@@ -41,10 +39,11 @@ def evaluate(
     from vir.evaluate.measures import told
     from vir.evaluate.segmentation import SegmentationJudgement
     from vir.layers.retention import stretch_decay
-    from vir.predict import best_device
+    from vir.predict import best_device, check_size
 
     try:
         model, card = load_model(checkpoint, best_device())
+        check_size(card, size)
         if mirrored and card.task != "segmentation":
             fail(f"--mirrored is for segmentation, and {checkpoint} is of {card.task}: leave it out.")
         if decay == "rescale":
@@ -116,7 +115,8 @@ def predict(
     least: Annotated[float, typer.Option(help="How sure it must be of an object to show it.", min=0, max=1)] = 0.5,
     size: Size = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for the images with objects or label maps drawn on them.")
+        Path | None,
+        typer.Option(help="A folder for the images with objects or label maps drawn on them.", file_okay=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead.")] = False,
 ) -> None:

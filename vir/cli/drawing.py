@@ -125,7 +125,8 @@ def horizon(
         typer.Option(help="Also measure the effective receptive field on this image; repeat for several."),
     ] = None,
     at: Annotated[
-        int | None, typer.Option(help="Pixels of a side to measure at; what the model was trained with by default.")
+        int | None,
+        typer.Option(help="Pixels of a side to measure at; what the model was trained with by default.", min=1),
     ] = None,
     patch: Annotated[
         Any,

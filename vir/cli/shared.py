@@ -23,6 +23,8 @@ def _in_a_folder(file: Path | None) -> Path | None:
     """Found out before minutes of measuring, not after."""
     if file is not None and not file.parent.is_dir():
         raise typer.BadParameter(f"the folder {file.parent} does not exist: make it, or name another.")
+    if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise typer.BadParameter(f"{file} cannot be written: name another.")
     return file
 
 

@@ -91,7 +91,7 @@ def train(
     dry_run: DryRun = False,
 ) -> None:
     """Train a model on a folder of images, by a recipe or with defaults that suit some thousands of images."""
-    from vir.train.recipes import RECIPES, plain
+    from vir.train.recipes import RECIPES, at_size, plain
     from vir.train.setup import Run
 
     if recipe == "list":
@@ -99,9 +99,10 @@ def train(
     if recipe is not None and recipe not in RECIPES:
         fail(f"no recipe {recipe!r}: expected one of {', '.join(RECIPES)}, or --model for any model.")
     base = RECIPES[recipe]() if recipe else plain(model or "hvir_tiny")
+    base = at_size(base, size) if size else base
     model_args = base.model_args | _arguments(arguments) | ({"retention": retention} if retention else {})
     changes = {
-        "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
+        "epochs": epochs, "batch": batch, "lr": lr, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
         "form": form, "recorded": recorded, "judged_every": judged_every, "colour_jitter": colour_jitter,
         "model": model, "model_args": model_args,
@@ -144,7 +145,7 @@ def finetune(
 ) -> None:
     """Train a trained model on: other images, other classes, or a higher resolution."""
     from vir.checkpoint import BadCheckpoint, found, load_model
-    from vir.train.recipes import RECIPES, Recipe
+    from vir.train.recipes import RECIPES, Recipe, at_size
     from vir.train.setup import Run
 
     try:
@@ -158,10 +159,11 @@ def finetune(
         layer_decay=0.8 if card.task == "classification" else None,
     )  # fmt: skip
     base = RECIPES[recipe]() if recipe else gentle
+    base = at_size(base, size) if size else base
     if arguments and base.task == "classification":
         fail("--set changes a classifier, whose weights would no longer fit: it is for the heads of other tasks.")
     changes = {
-        "epochs": epochs, "batch": batch, "lr": lr, "size": size, "seed": seed, "mixup": mixup, "cutmix": cutmix,
+        "epochs": epochs, "batch": batch, "lr": lr, "seed": seed, "mixup": mixup, "cutmix": cutmix,
         "ema": ema, "clip": clip, "precision": precision, "accumulate": accumulate, "augment": augment,
         "form": form, "recorded": recorded, "judged_every": judged_every, "colour_jitter": colour_jitter,
         "model": card.model, "model_args": base.model_args | _arguments(arguments),
@@ -244,10 +246,12 @@ def _tell_plan(recipe: Any, run: Any) -> None:
     import torch
 
     from vir.data.loading import Share
+    from vir.train.place import check_start
     from vir.train.plan import cost
     from vir.train.setup import check_batch
     from vir.train.tasks import TASKS
 
+    check_start(run)
     share = Share(parts=recipe.accumulate)
     task = TASKS[recipe.task](recipe, run, torch.device("cpu"), share)
     train_set, val_set = task.sets["train"], task.sets["val"]

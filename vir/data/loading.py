@@ -99,7 +99,7 @@ class Examples(KeyedExamples):
                 continue
             with seeded(self.seed, epoch, index):
                 return self.transform(image), target, index, unreadable
-        raise UnreadableImage("none of the images can be read")
+        raise UnreadableImage(f"none of the {len(self.images)} images can be read; {unreadable[0]}")
 
     def collate(self, examples: list[tuple[Tensor, int, int, list[str]]]) -> Batch:
         images, targets, indices, unreadable = zip(*examples, strict=True)
@@ -143,7 +143,7 @@ def training_batches(
                     start = step * batch + (number * share.processes + share.rank) * part
                     yield [(epoch, index) for index in order[start : start + part]]
 
-    return iter(_loader(examples, _Again(keys), workers))
+    return _in_words(_loader(examples, _Again(keys), workers))
 
 
 def judging_batches(examples: KeyedExamples, batch: int, share: Share, workers: int) -> DataLoader:
@@ -151,6 +151,14 @@ def judging_batches(examples: KeyedExamples, batch: int, share: Share, workers: 
     mine = range(share.rank, len(examples), share.processes)
     keys = [[(0, i) for i in mine[start : start + batch]] for start in range(0, len(mine), batch)]
     return _loader(examples, keys, workers)
+
+
+def _in_words(batches: Iterable[Any]) -> Iterator[Any]:
+    """An error that a worker found comes with the worker's traceback: what it says stands at the end."""
+    try:
+        yield from batches
+    except UnreadableImage as error:
+        raise UnreadableImage(str(error).rstrip().split(f"{UnreadableImage.__name__}: ")[-1]) from None
 
 
 @dataclass(frozen=True)

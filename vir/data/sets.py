@@ -1,10 +1,11 @@
 """Sets of labelled images: a folder per class, a tar file of such folders, a dataset of the Hugging Face hub."""
 
 import os
+import tarfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 
 from timm.data import add_img_extensions, create_reader, get_img_extensions
@@ -14,6 +15,7 @@ from vir.data import hub
 Split = Literal["train", "val"]
 FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 EXTENSIONS = (".webp", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".avif")  # besides timm's PNG and JPEG
+SHARDS = "wds/"  # of data in shards: vir.data.streams
 TOLD = 5  # names in a remark
 HELD_OUT = 10  # one image in so many is kept for validation where the data has no split of its own
 
@@ -52,14 +54,20 @@ class LabelledImages:
 def open_sets(data: str | Path, classes: Sequence[str] | None = None) -> dict[Split, LabelledImages]:
     """The images to learn from and those to judge by, with the same numbers for the same classes.
 
-    `data` is a folder with train/ and val/, or a folder or tar file of class folders alone, or hfds/NAME. Given classes
-    fix the numbers, as a checkpoint needs it.
+    `data` is a folder or tar file with train/ and val/, or of class folders alone, or hfds/NAME. Given classes fix the
+    numbers, as a checkpoint needs it.
     """
     if str(data).startswith(hub.PREFIX):
         return _open_hub(str(data), classes)
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
+    if root.is_file():
+        whole = _open(root, classes)
+        parts = {split: _part(whole, names) for split, names in FOLDERS.items()}
+        if parts["train"] and parts["val"]:
+            return {"train": parts["train"], "val": parts["val"]}
+        return _split(parts["train"] or whole)
     folders = {split: _find(root, names) for split, names in FOLDERS.items()}
     if folders["train"] and folders["val"]:
         train = _open(folders["train"], classes)
@@ -74,10 +82,19 @@ def open_images(data: str | Path, classes: Sequence[str], split: str = "val") ->
         if split not in sets:
             raise NoImages(f"{data} is judged by its val or train images, not by {split!r}.")
         return sets[split]
+    if str(data).startswith(SHARDS):
+        raise NoImages(f"{data} is read from the first image to the last: expected a folder, a .tar or hfds/NAME here.")
     root = Path(data)
     if not root.exists():
         raise NoImages(f"{root} does not exist. Give a folder that has one folder of images per class.")
-    place = _find(root, next((names for known, names in FOLDERS.items() if known == split), (split,)))
+    names = next((names for known, names in FOLDERS.items() if known == split), (split,))
+    if root.is_file():
+        whole = _open(root, classes)
+        part = _part(whole, names)
+        if part is None and split != "val":
+            raise NoImages(f"{root} has no folder {split!r}: expected it to hold one folder per class.")
+        return part or whole
+    place = _find(root, names)
     if place is None and split != "val":
         raise NoImages(f"{root} has no folder {split!r}: expected it to hold one folder per class.")
     return _open(place or root, classes)
@@ -115,6 +132,15 @@ def _find(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
+def _part(whole: LabelledImages, names: Sequence[str]) -> LabelledImages | None:
+    """The images of a tar file whose folders of classes stand in a folder of one of these names."""
+    above = [PurePosixPath(whole.name(index)).parts[-3:-2] for index in whole.indices]
+    for name in names:
+        if found := [index for index, folder in zip(whole.indices, above, strict=True) if folder == (name,)]:
+            return replace(whole, indices=found)
+    return None
+
+
 def _open(root: Path, classes: Sequence[str] | None) -> LabelledImages:
     numbers = None if classes is None else {c: i for i, c in enumerate(classes)}
     if root.is_file() and root.suffix != ".tar":
@@ -122,7 +148,9 @@ def _open(root: Path, classes: Sequence[str] | None) -> LabelledImages:
     add_img_extensions(EXTENSIONS)
     try:
         reader = create_reader("", root=str(root), class_map=numbers)
-    except RuntimeError:
+    except tarfile.TarError as error:
+        raise NoImages(f"{root} is not a whole tar file ({error}): make or fetch it again.") from None
+    except (RuntimeError, ValueError):  # the latter of a tar file
         known = ", ".join(get_img_extensions())
         raise NoImages(
             f"{root} holds no images{' of the known classes' if classes else ''}: expected one folder per class, with "

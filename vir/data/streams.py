@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
 from vir.data.loading import Batch, Share, Transform, seed_from, seeded
-from vir.data.sets import FOLDERS, NoImages, Split
+from vir.data.sets import FOLDERS, SHARDS, NoImages, Split
 
-PREFIX = "wds/"
 NAMES = "classes.txt"
 
 
@@ -42,7 +41,7 @@ class StreamedImages:
 
 def open_streams(data: str) -> dict[Split, StreamedImages]:
     """wds/FOLDER: shards whose names begin with train and val, and a classes.txt with a name on each line."""
-    root = Path(data.removeprefix(PREFIX))
+    root = Path(data.removeprefix(SHARDS))
     names = root / NAMES
     if not names.is_file():
         raise NoImages(f"{names} does not exist: expected the names of the classes there, one on each line, by number.")

@@ -14,8 +14,9 @@ from torch import Tensor
 from vir import ops
 from vir.bench.measure import peak_memory
 from vir.checkpoint import load_model
-from vir.layers.retention import set_form
+from vir.layers.retention import MultiHeadRetention, set_form
 from vir.viz.inside import check_classifier
+from vir.viz.style import CannotDraw
 
 FORMS: tuple[ops.Form, ...] = ("parallel", "recurrent", "chunkwise")
 
@@ -36,6 +37,8 @@ def run(
     """Classify the image at each size in each form; all times are taken before any memory."""
     model, card = load_model(checkpoint)
     check_classifier(card)
+    if not any(isinstance(module, MultiHeadRetention) for module in model.modules()):
+        raise CannotDraw(f"{card.model} has no retention, whose forms are compared here: give a ViR or an HViR.")
     cases = [(size, form) for size in sizes for form in FORMS]
     batches = {size: _batch(image, card.preprocessing(size)) for size in sizes}
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from timm.data import create_transform
 from torch import nn
 
 from vir.checkpoint import Card
@@ -12,8 +13,9 @@ from vir.data.joint import AS_THEY_ARE, ForJudgingDetection, ForJudgingSegmentat
 from vir.data.loading import Share, judging_batches
 from vir.data.objects import open_objects
 from vir.data.scenes import open_scenes
-from vir.data.sets import NoImages, open_images
-from vir.evaluate.classification import Judgement, judge_set
+from vir.data.sets import SHARDS, NoImages, open_images
+from vir.data.streams import open_streams, streamed_judging
+from vir.evaluate.classification import Judgement, judge, judge_set
 from vir.evaluate.detection import DetectionJudgement, judge_detection
 from vir.evaluate.segmentation import SegmentationJudgement, judge_segmentation
 
@@ -37,6 +39,8 @@ def judge_data(
     """In full precision. Images of dense tasks come one at a time, each in its own size. What is remarkable about the
     data is said."""
     if card.task == "classification":
+        if data.startswith(SHARDS):
+            return _judge_stream(model, card, data, split, size, batch, device)
         images = open_images(data, card.classes, split)
         _say(images.remarks, say)
         return _of_some(judge_set(model, card, images, size, batch, workers, device), data, len(images))
@@ -55,6 +59,16 @@ def judge_data(
     batches = judging_batches(DenseExamples(scenes, as_judged, stand_in=False), 1, Share(), workers)
     seen = judge_segmentation(model, batches, card.classes, torch.device(device), mirrored=mirrored)
     return _of_some(seen, data, len(scenes))
+
+
+def _judge_stream(
+    model: Any, card: Card, data: str, split: str, size: int | None, batch: int, device: str
+) -> Judgement:
+    images = _part(open_streams(data), split, data)
+    if images.classes != card.classes:
+        raise NoImages(f"{data} has the classes {', '.join(images.classes)}, expected {', '.join(card.classes)}.")
+    batches = streamed_judging(images, create_transform(**card.preprocessing(size)), batch)
+    return _of_some(judge(model, batches, len(card.classes), torch.device(device)), data, len(images))
 
 
 def most_objects(model: nn.Module) -> int:

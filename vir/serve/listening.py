@@ -1,5 +1,6 @@
 """The address the page is served on."""
 
+import errno
 import socket
 
 
@@ -13,9 +14,10 @@ def listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise CannotListen(
             f"cannot listen on {host}, port {port} ({error.strerror or error}). "
-            "Take another --port, or 0 for a free one."
+            + ("Take another --port, or 0 for a free one." if taken else "Name another --host: one of this machine.")
         ) from None
 
 

@@ -106,7 +106,9 @@ class VipsReader:
             self.image = self._as_rgb(self._open(pyvips))
             self.window = pyvips.Region.new(self.image)  # one for all rows: each new one would begin at the top
         except pyvips.Error as error:
-            raise UnreadableImage(f"{path} cannot be read as an image: {_last_line(error)}") from None
+            raise UnreadableImage(
+                f"{path} cannot be read as an image ({_last_line(error)}). Check that it is one, or fetch it again."
+            ) from None
 
     def _open(self, pyvips: Any) -> Any:
         image = pyvips.Image.new_from_file(str(self.path), access="sequential", fail_on="error")

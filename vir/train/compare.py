@@ -37,7 +37,7 @@ def _read(run: Path) -> list[Row]:
         raise CannotDraw(f"{run} holds no log: expected the folder of a training, with its log.csv, or such a file.")
     rows = read_log(log)
     if not rows:
-        raise CannotDraw(f"{log} has no complete epoch: wait for the first, or leave it out.")
+        raise CannotDraw(f"{log} has no complete epoch of a training: wait for the first, or leave it out.")
     return rows
 
 

@@ -26,6 +26,7 @@ from vir.checkpoint import Card, load_model, save_model
 from vir.data.loading import Share
 from vir.evaluate.measures import MEASURES
 from vir.train.logs import Log, Told
+from vir.train.place import beginning, check_start, the_only_one
 from vir.train.recipes import Recipe
 from vir.train.setup import CannotTrain, Run, check_batch, choose_form, plain, precision
 from vir.train.state import FILE, forget, load_state, save_state, whole_weights
@@ -50,7 +51,9 @@ class Standing:
 
 def train(recipe: Recipe, run: Run, console: Console) -> Card:
     """Train to the end, or go on where a run in the same folder stopped; returns the card of the best model."""
-    card = Trainer(recipe, run, console).run()
+    check_start(run)
+    with the_only_one(run.out):
+        card = Trainer(recipe, run, console).run()
     gc.collect()  # a recorded step is freed here: a process that is forked later cannot free what is on a GPU
     return card
 
@@ -95,7 +98,7 @@ class Trainer:
             self._record()
         self.saved = time.monotonic()  # when the state was
         self.kept: Standing | None = None  # what was saved last
-        self.began_with = str(run.data)
+        self.began_with, self.start = str(run.data), beginning(run)
         if run.restart and self.main:
             forget(run.out)  # not before all of this run is known to fit
         self.accelerator.wait_for_everyone()
@@ -133,6 +136,8 @@ class Trainer:
     def _check_same_run(self, stands: dict[str, Any]) -> None:
         mine, theirs = plain(asdict(self.recipe)), stands["recipe"]
         different = [name for name, value in mine.items() if name in theirs and value != theirs[name]]
+        start = stands.get("start", self.start)  # not told by earlier versions either
+        different += [name for name in start | self.start if start.get(name) != self.start.get(name)]
         different += ["classes"] if list(self.card.classes) != stands["classes"] else []
         different += [] if "data" in stands else ["data"]  # not told by earlier versions
         images, data = len(self.task.sets["train"]), stands.get("data", {})
@@ -306,7 +311,7 @@ class Trainer:
     def _save(self) -> None:
         stands = {
             "standing": asdict(self.standing), "recipe": plain(asdict(self.recipe)),
-            "classes": list(self.card.classes),
+            "classes": list(self.card.classes), "start": self.start,
             "data": {"path": self.began_with, "images": len(self.task.sets["train"])},
             "scale": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
         }  # fmt: skip

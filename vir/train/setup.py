@@ -98,6 +98,8 @@ def choose_form(model: nn.Module, form: Form) -> None:
     """How retention is computed in training."""
     if form == "auto":
         return
+    if form == "kernel" and not torch.cuda.is_available():
+        raise CannotTrain("--form kernel is of a CUDA GPU, and there is none here. Leave it out.")
     if not any(isinstance(module, MultiHeadRetention) for module in model.modules()):
         raise CannotTrain(f"--form {form} is of retention, and {type(model).__name__} has none. Leave it out.")
     try:
@@ -107,9 +109,9 @@ def choose_form(model: nn.Module, form: Form) -> None:
 
 
 def fitting_batch(recipe: Recipe, images: int) -> int:
-    """The recipe's, or as many halvings less as a small set asks for."""
+    """The recipe's, or as many halvings less as a small set asks for: no epoch leaves out more than a quarter of it."""
     batch = recipe.batch
-    while batch > max(images, 2):  # mixup needs two
+    while batch > 2 and (batch > images or images % batch > images // 4):  # mixup needs two
         batch //= 2
     return batch
 
@@ -118,7 +120,7 @@ def new_classifier(recipe: Recipe, classes: int, **more: Any) -> nn.Module:
     given = {**recipe.model_args, **more}
     try:
         return timm.create_model(recipe.model, num_classes=classes, **given)
-    except (TypeError, ValueError, AssertionError) as error:
+    except (TypeError, ValueError, AssertionError, ZeroDivisionError) as error:
         told = ", ".join(f"{name}={value}" for name, value in given.items()) or "its defaults"
         raise CannotTrain(f"{recipe.model} cannot be made with {told}: {error}") from None
 

@@ -56,6 +56,29 @@ class Recipe:
     seed: int = 0
 
 
+PIXELS = ("min_size", "max_size", "crop", "before_crop")  # arguments of dense tasks that go along with the size
+
+
+def at_size(recipe: Recipe, size: int) -> Recipe:
+    """The recipe at another size, with all that it gives in pixels."""
+    share = size / recipe.size
+    return replace(
+        recipe, size=size, model_args=scaled(recipe.model_args, share),
+        transform_args=scaled(recipe.transform_args, share),
+    )  # fmt: skip
+
+
+def scaled(args: dict[str, Any], share: float) -> dict[str, Any]:
+    """Arguments with their pixels so many times as many."""
+
+    def sides(value: Any) -> Any:
+        if isinstance(value, int):
+            return max(1, round(share * value))
+        return type(value)(sides(side) for side in value)
+
+    return {name: sides(value) if name in PIXELS else value for name, value in args.items()}
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {}
 
 

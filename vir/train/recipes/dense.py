@@ -16,8 +16,9 @@ SMALL_HEADS: dict[str, Any] = {"box_head": "2fc", "width": 128, "hidden": 512}  
 def _coco(model: str, **model_args: Any) -> Recipe:
     """Cascade Mask R-CNN as in the paper: AdamW, 1e-4, batch 16, 36 epochs; the rate falls by a cosine."""
     sizes = {"min_size": SHORT_SIDES, "max_size": 1333}
+    crops = {"crop": (384, 600), "before_crop": (400, 500, 600)}
     return Recipe(
-        model, sizes | model_args, "detection", {"crop": (384, 600)}, size=800, epochs=36, batch=16, lr=1e-4,
+        model, sizes | model_args, "detection", crops, size=800, epochs=36, batch=16, lr=1e-4,
         warmup_epochs=1, min_lr=1e-6, clip=None, drop_path=0.2, augment="workers",
     )  # fmt: skip
 

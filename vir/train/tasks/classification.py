@@ -17,8 +17,8 @@ from vir.checkpoint import Card
 from vir.data.held import Held, held_batches, hold, on_device
 from vir.data.images import open_image
 from vir.data.loading import Batch, Examples, judging_batches, seed_from, seeded, training_batches
-from vir.data.sets import open_sets
-from vir.data.streams import PREFIX, StreamedImages, open_streams, streamed_batches, streamed_judging
+from vir.data.sets import SHARDS, open_sets
+from vir.data.streams import StreamedImages, open_streams, streamed_batches, streamed_judging
 from vir.evaluate.classification import Judgement, judge, judge_set
 from vir.predict import best_device
 from vir.train import report
@@ -30,7 +30,7 @@ class Classification(Task):
     columns = ("val_loss", "val_top1")
 
     def open(self, data: str) -> Any:
-        return open_streams(data) if data.startswith(PREFIX) else open_sets(data)
+        return open_streams(data) if data.startswith(SHARDS) else open_sets(data)
 
     @property
     def streamed(self) -> bool:

@@ -20,6 +20,7 @@ from vir.data.images import UnreadableImage
 from vir.data.loading import training_batches
 from vir.heads.targets import TooLong
 from vir.predict import answer_to
+from vir.train.recipes import scaled
 from vir.train.setup import CannotTrain, plain, precision
 from vir.train.tasks.base import Task, drawn_sheet
 from vir.transfer import from_classifier, load_classifier
@@ -60,12 +61,19 @@ class DenseTask(Task):
             model: Any = card.build()
             load_classifier(model.body, self.place.start)
             return model, card
-        if (old.task, old.classes) != (self.name, card.classes):
+        if old.task != self.name:
             raise CannotTrain(
-                f"{self.place.start} is a model for {old.task} of {len(old.classes)} classes, and this run for "
-                f"{self.name} of {len(card.classes)}: start from a classifier, or from a model for the same."
+                f"{self.place.start} is a model for {old.task}, and this run for {self.name}: start from a classifier, "
+                "or from a model for the same."
             )
-        card = replace(card, model=old.model, model_args=old.model_args, stretch=old.stretch)
+        if old.classes != card.classes:
+            raise CannotTrain(
+                f"{self.place.start} knows the classes {', '.join(old.classes)}, and {self.place.data} has "
+                f"{', '.join(card.classes)}: start from a classifier, or give the data the same classes by the same "
+                "numbers (in its classes.txt, or its JSON)."
+            )
+        args = scaled(old.model_args, card.size / old.size)  # a detector brings images to its own sizes
+        card = replace(card, model=old.model, model_args=args, stretch=old.stretch)
         model = card.build()
         model.load_state_dict(trained.state_dict())
         return model, card
