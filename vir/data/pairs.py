@@ -158,6 +158,7 @@ def held_out(names: Sequence[str]) -> list[bool]:
     if len(names) < 5 * HELD_OUT or not any(out):
         raise NoImages(
             f"{len(names)} images are too few to hold some of them out for validation: expected at least "
-            f"{5 * HELD_OUT}, or a split of your own."
+            f"{5 * HELD_OUT}, or a split of your own: folders train/ and val/, a {SPLIT_FILE} (a name and its part on "
+            "each line), or COCO's instances_train.json and instances_val.json."
         )
     return out
