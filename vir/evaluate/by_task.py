@@ -39,7 +39,7 @@ def judge_data(
     """In full precision. Images of dense tasks come one at a time, each in its own size. What is remarkable about the
     data is said."""
     if card.task == "classification":
-        if data.startswith(SHARDS):
+        if str(data).startswith(SHARDS):
             return _judge_stream(model, card, data, split, size, batch, device)
         images = open_images(data, card.classes, split)
         _say(images.remarks, say)
