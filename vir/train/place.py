@@ -27,6 +27,8 @@ def the_only_one(out: Path) -> Iterator[None]:
         raise CannotTrain(f"another process trains in {out} now: wait for its end, or choose another --out.") from None
     except OSError as error:
         raise CannotTrain(f"{out} cannot be written to ({error}): choose another --out.") from None
+    except NotImplementedError:  # a file system without locks
+        pass
     try:
         yield
     finally:
