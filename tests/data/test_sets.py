@@ -186,3 +186,14 @@ def test_seeds_leave_the_rest_of_the_program_alone() -> None:
     with seeded(1, 2, 3):
         assert torch.equal(torch.rand(1), inner)
     assert seed_from(1, 2, 3) != seed_from(1, 3, 2)
+
+
+def test_a_tar_file_with_train_and_other_folders_is_split_among_train_alone(tmp_path: Path) -> None:
+    fill(tmp_path / "night" / "cats", 60)
+    fill(tmp_path / "train" / "cats", 60)
+    with tarfile.open(tmp_path / "images.tar", "w") as out:
+        for part in ("night", "train"):
+            out.add(tmp_path / part, arcname=part)
+    sets = open_sets(tmp_path / "images.tar")
+    assert sum(map(len, sets.values())) == 60
+    assert {images.name(i).split("/")[0] for images in sets.values() for i in range(len(images))} == {"train"}

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from vir import ops
+from vir.layers import residual
 from vir.layers.blocks import ABLATIONS, RetentionBlock
 from vir.layers.residual import scaled_linear
 from vir.layers.retention import FORMS, MultiHeadRetention, Retention, stretch_decay
@@ -359,3 +360,50 @@ def test_a_block_adds_the_same_with_and_without_gradients(scaled: float | None) 
         block.ls1.gamma.data[0] += 1
         with torch.no_grad():
             assert not torch.allclose(block(x, (3, 4)), without, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_hooks_of_gradients_of_a_linear_layer_are_called(name: str) -> None:
+    linear, seen = nn.Linear(8, 6), []
+    getattr(linear, name)(lambda module, *grads: seen.append(module))
+    scaled_linear(linear, torch.randn(2, 100, 8, requires_grad=True), torch.ones(6)).sum().backward()
+    assert seen == [linear]
+
+
+def test_decays_of_two_kinds_side_by_side() -> None:
+    torch._dynamo.reset()
+    log, retnet = (MultiHeadRetention(48, 3, decay=kind).eval() for kind in ("log", "retnet"))
+    retnet.load_state_dict(log.state_dict())
+    x = torch.randn(2, 12, 48)
+    compiled = [torch.compile(layer, backend="aot_eager") for layer in (log, retnet)]
+    with torch.no_grad():
+        outs = [layer(x, (3, 4)) for layer in (log, retnet)]
+        assert not torch.allclose(*outs, atol=1e-4)
+        for _ in range(2):
+            for layer, out in zip(compiled, outs, strict=True):
+                assert torch.allclose(layer(x, (3, 4)), out, atol=1e-5)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("retention", ["1d", "2d"])
+def test_sums_that_leave_the_range_of_half_precision(retention: Retention, streamed: bool) -> None:
+    layer = MultiHeadRetention(48, 3, retention).eval()
+    with torch.no_grad():
+        layer.qkv.weight.fill_(0.25), layer.qkv.bias.zero_()
+        x = torch.ones(1, 400, 48)
+        want = layer(x, (20, 20))
+        layer.half()
+        got = layer.stream(x.half(), 20, None)[0] if streamed else layer(x.half(), (20, 20))
+    assert got.isfinite().all()
+    assert (got - want).abs().max() < 1e-2
+
+
+class OfAnotherKind(torch.Tensor):
+    """As quantized and sharded weights are."""
+
+
+def test_weights_of_another_kind_are_left_to_their_layer() -> None:
+    linear = nn.Linear(8, 6)
+    assert residual._is_only_weights(linear, nn.Linear)
+    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(OfAnotherKind))
+    assert not residual._is_only_weights(linear, nn.Linear)

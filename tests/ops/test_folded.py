@@ -221,3 +221,22 @@ def test_who_counts_in_all_modules_is_called_by_each(monkeypatch: pytest.MonkeyP
         block(x, (8, 8))
     seen = counted.get_flop_counts()
     assert {f"RetentionBlock.retention{part}" for part in ("", ".qkv", ".proj")} <= seen.keys()
+
+
+def test_the_norm_says_what_eps_is() -> None:
+    given = made((1, 4, 48))
+    x, rows, weight, bias, norm_weight, norm_bias, scale = (each.double() for each in given)
+    want = x + scale * F.linear(F.layer_norm(rows, (48,), norm_weight, norm_bias, 0.5), weight, bias)
+    assert relative_error(kernels.normed_sum(*given, eps=0.5), want) < 1e-5
+
+
+@pytest.mark.parametrize("moved", range(2, 7))
+def test_every_weight_decides_which_binary_is_taken(moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, usual = [], folded._plan_of_weights
+    monkeypatch.setattr(folded, "_plan_of_weights", lambda *of: plans.append(of) or usual(*of))
+    for at in (0, 3):
+        given = made((1, 5, 96), torch.bfloat16)
+        store = torch.empty(given[moved].numel() + at, device=DEVICE, dtype=torch.bfloat16)
+        given[moved] = store[at:].view_as(given[moved]).copy_(given[moved])
+        kernels.normed_sum(*given, eps=EPS)
+    assert plans[0] != plans[1]

@@ -335,3 +335,81 @@ def test_output_in_full_precision() -> None:
         ):
             assert out.dtype == torch.float32
             assert out[0, -1, 0, 0].item() == pytest.approx(70 * 60.0**3 * 4, rel=1e-3)
+
+
+def test_registered_where_heads_of_v_have_another_size() -> None:
+    q, k = torch.randn(2, 1, 10, 2, 16, device=DEVICE).unbind(0)
+    v, gamma = torch.randn(1, 10, 2, 24, device=DEVICE), ops.decay(2, device=DEVICE)
+    columns, only = torch.randn(1, 2, 5, 16, 24, device=DEVICE), {"test_utils": "test_faketensor"}
+    torch.library.opcheck(operators.sequence, (q, k, v, gamma, 0.25, None, True, torch.float32), **only)
+    torch.library.opcheck(operators.grid, (q, k, v, gamma, 0.25, 2, 5, torch.float32), **only)
+    torch.library.opcheck(operators.grid_backward, (v, q, k, v, gamma, 0.25, 2, 5), **only)
+    torch.library.opcheck(operators.sequence_backward, (v, None, q, k, v, gamma, 0.25, None), **only)
+    torch.library.opcheck(operators.column_states, (k, v, gamma, 1.0, 5, False), **only)
+    torch.library.opcheck(operators.see_columns, (q, columns, gamma, 0.25, False, False, torch.float32), **only)
+    torch.library.opcheck(operators.see_columns, (v, columns, gamma, 0.25, False, True, torch.float32), **only)
+
+
+def test_gradients_of_a_first_state_alone() -> None:
+    q, k, v, gamma = inputs(20, 16, 24)
+    states = torch.randn(2, 3, 16, 24, dtype=torch.float64)
+    grads = []
+    for of in (torch.float32, torch.float64):
+        here, state = [x.to(DEVICE, of) for x in (q, k, v, gamma)], states.to(DEVICE, of).requires_grad_()
+        if of == torch.float32:
+            out, _ = kernels.sequence(*here, 0.25, of, state, final=False)
+        else:
+            out, _ = ops.retention_1d_stream(*here, state, scale=0.25)
+        grads.append(torch.autograd.grad(out.sum(), state)[0])
+    close("state", *grads, 1e-5)
+
+
+def test_second_derivatives_of_column_states() -> None:
+    _, k, v, gamma = inputs(20, 16, 24)
+
+    def twice(of: Any, *tensors: Tensor) -> Any:
+        first = torch.autograd.grad(of(*tensors).square().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+
+    here = [x.to(DEVICE, torch.float32).requires_grad_() for x in (k, v)]
+    got = twice(lambda k, v: operators.column_states(k, v, gamma.to(DEVICE).float(), 1.0, 5, False), *here)
+    fades = gamma[:, None] ** torch.arange(3, -1, -1)
+    want = twice(
+        lambda k, v: torch.einsum("byxhk,byxhv,hy->bhxkv", k.unflatten(1, (4, 5)), v.unflatten(1, (4, 5)), fades),
+        *(x.requires_grad_() for x in (k, v)),
+    )
+    for a, b in zip(got, want, strict=True):
+        close("second", a, b, 1e-4)
+
+
+@pytest.mark.parametrize("gamma", [0.51, 0.6, 0.75, 0.9])
+def test_powers_of_any_decay(gamma: float) -> None:
+    """Each by itself: beside nearer tokens their error is not seen."""
+    q, first = torch.ones(1, 40, 1, 16, device=DEVICE), torch.zeros(1, 40, 1, 16, device=DEVICE)
+    first[:, 0] = 1
+    gammas = torch.tensor([gamma], device=DEVICE)
+    out, _ = kernels.sequence(q, first, first, gammas, 1 / 16, torch.float32, None, final=False)
+    want = gammas.double() ** torch.arange(40, device=DEVICE)
+    assert (out[0, :, 0, 0] / want - 1).abs().max() < 2e-5
+
+
+def test_tf32_is_rounded_to_the_nearest() -> None:
+    q, k, v = torch.zeros(3, 1, 1, 1, 16, device=DEVICE, dtype=torch.float16).unbind(0)
+    q[..., 0], q[..., 1], k[..., :2], v[..., 0] = 1, 0.625 * 2**-10, 1, 1
+    out, _ = kernels.sequence(q, k, v, torch.ones(1, device=DEVICE), 1.0, torch.float32, None, final=False)
+    assert out[0, 0, 0, 0] == 1 + 2**-10
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-6, 0.49, 1.0])
+def test_states_of_any_decay(gamma: float) -> None:
+    q, k, v, _ = inputs(40, 16, 16)
+    gammas = torch.full((3,), gamma, dtype=torch.float64)
+    _, want = ops.retention_2d_stream(q, k, v, gammas, 5)
+    here = [x.to(DEVICE, torch.float32) for x in (q, k, v, gammas)]
+    close("state", kernels.rows(*here, 0.25, torch.float32, 5, None)[1], want, 1e-4)
+
+
+def test_rows_with_gradients_in_full_precision() -> None:
+    q = torch.full((1, 50, 1, 16), 60.0, device=DEVICE, dtype=torch.float16, requires_grad=True)
+    out, _ = kernels.rows(q, q, q, torch.ones(1, device=DEVICE), 0.25, torch.float32, 5, None)
+    assert out[0, -1, 0, 0].item() == pytest.approx(50 * 60.0**3 * 4, rel=1e-3)

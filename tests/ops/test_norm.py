@@ -380,3 +380,32 @@ def test_groups_under_autocast_stay_in_half_precision() -> None:
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         assert norm(x).dtype == torch.bfloat16
         assert relative_error(norm(x), F.group_norm(x.double(), 4)) < ROUNDING[torch.bfloat16]
+
+
+def test_the_caller_says_what_eps_is() -> None:
+    x, weight, bias = torch.randn(1, 5, 48, device=DEVICE), *torch.randn(2, 48, device=DEVICE)
+    given, double = ([y.detach().to(of).requires_grad_() for y in (x, weight, bias)] for of in (x.dtype, torch.float64))
+    got, want = kernels.layer_norm(*given, 0.5, x.dtype), F.layer_norm(double[0], (48,), *double[1:], 0.5)
+    assert relative_error(got, want) < 1e-5
+    grad = torch.randn_like(x)
+    wanted = torch.autograd.grad(want, double, grad.double())
+    for ours, theirs in zip(torch.autograd.grad(got, given, grad), wanted, strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+    maps = torch.randn(2, 48, 3, 5, device=DEVICE)
+    of_groups = F.group_norm(maps.double(), 6, weight.double(), bias.double(), 0.5)
+    assert relative_error(kernels.group_norm(maps, weight, bias, 6, 0.5), of_groups) < 1e-5
+
+
+def test_gradients_of_weights_in_full_precision_beside_tokens_in_half() -> None:
+    x, grad = torch.randn(2, 1, 300, 48, device=DEVICE).bfloat16()
+    inputs = [x, *torch.randn(2, 48, device=DEVICE)]
+    got = torch.autograd.grad(normed(inputs, torch.bfloat16), inputs, grad)
+    for ours, theirs in zip(got[1:], gradients_in_double(inputs, grad)[1:], strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+def test_groups_larger_than_a_program_usually_takes() -> None:
+    x, (weight, bias) = torch.randn(2, 64, 8, 16, device=DEVICE), torch.randn(2, 64, device=DEVICE)
+    assert group_norm.serves(64, 128, 1)
+    want = F.group_norm(x.double(), 1, weight.double(), bias.double())
+    assert relative_error(kernels.group_norm(x, weight, bias, 1, 1e-5), want) < 1e-5

@@ -68,3 +68,13 @@ def test_blocks_take_it_where_tokens_are_many(many: bool, monkeypatch: pytest.Mo
     assert relative_error(residual.plus(x, part, scale), x + scale * part) < 1e-6
     assert bool(used) == many
     assert torch.equal(residual.plus(x, part, None), x + part)
+
+
+def test_derivatives_in_forward_mode_of_each_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "norm_serves", lambda *given: not kernels.carry_derivatives(*given))
+    given = [torch.randn(*shape, device=DEVICE) for shape in ((2, 4, 48), (2, 4, 48), (48,))]
+    assert kernels.scaled_sum_serves(*given)
+    with torch.autograd.forward_ad.dual_level():
+        for at, x in enumerate(given):
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            assert not kernels.scaled_sum_serves(*given[:at], dual, *given[at + 1 :])

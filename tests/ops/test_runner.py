@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Barrier
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +109,16 @@ def test_a_first_run_in_several_threads() -> None:
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(arriving, range(20)))
     assert [args for _, args in started] == [(x, 7, 64, True)] * 20
+
+
+def test_a_launch_goes_to_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    x: Any = SimpleNamespace(device=torch.device("cuda", 1))
+    one = step(Noting("walk", []))
+    one.compile(x)
+    entered.clear()
+    one.run(x)
+    assert entered == [x.device]

@@ -20,6 +20,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDED = DTYPES[:2] if torch.cuda.is_available() else DTYPES[:1]  # the interpreter rounds no operands
 CUT = {  # tokens of a segment and pieces of its state, by tokens and walks
     (1024, 768): (1024, 1),
+    (1600, 66): (1600, 1),
+    (65536, 132): (65536, 1),
     (4096, 12): (384, 1),
     (16384, 48): (3328, 2),
     (16384, 96): (8192, 4),
@@ -133,3 +135,12 @@ def test_a_stream_passes_states_and_their_gradients(segments: None, sizes: list[
 
     for dtype in ROUNDED:
         check(stream, case_1d(100, 16, 40), dtype, DEVICE, kernel=True)
+
+
+def test_tiles_are_shared_and_sized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By programs of which each comes to all places of tiles; with one tile where one is as wide as the grid."""
+    monkeypatch.setattr(settings, "processors", lambda device: 132)
+    here = torch.device("cpu")
+    found = [settings.of_many_tiles(tiles, 1000, 12, 64, 2, here) for tiles in (1, 2, 3, 4, 5)]
+    assert [of and of[1] for of in found] == [22, 21, 22, 21, None]
+    assert [settings.grid_tile(cols, 64, 2, here).cols for cols in (8, 9, 16, 17)] == [8, 16, 16, 8]

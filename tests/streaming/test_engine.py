@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vir.data.images import UnreadableImage
 from vir.layers.retention import stretch_decay
 from vir.streaming import Band, CannotStream, Streamer, stream
+from vir.streaming.engine import default_rows
 from vir.streaming.positions import Positions
 from vir.streaming.readers import ArrayReader
 
@@ -143,3 +144,13 @@ def test_bands_that_do_not_fit_are_refused() -> None:
 def test_models_that_look_both_ways_are_refused(model: Any, says: str) -> None:
     with pytest.raises(CannotStream, match=says):
         Streamer(model(), 64, 64)
+
+
+def test_the_mean_of_patches_is_summed_in_full_precision() -> None:
+    streamer = Streamer(made().bfloat16(), 64, 64, pool="avg")
+    band = streamer.pass_band(photograph(64, 64))
+    torch.testing.assert_close(streamer.sum, band.features.double().sum((0, 1)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_band_has_a_row_however_wide_the_image_is() -> None:
+    assert default_rows(5000, "cpu") == 1

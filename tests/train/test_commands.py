@@ -108,8 +108,9 @@ def test_finetune_at_a_higher_size(trained: Path, data: Path, tmp_path: Path) ->
     assert card["data"]["terms"] == "ours; of the weights it began with: CC0"
 
 
-def test_a_run_never_writes_over_what_it_began_with(trained: Path, data: Path, tmp_path: Path) -> None:
-    start = tmp_path / "best.safetensors"
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_run_never_writes_over_what_it_began_with(name: str, trained: Path, data: Path, tmp_path: Path) -> None:
+    start = tmp_path / f"{name}.safetensors"
     shutil.copy(trained, start)
     arguments = ["finetune", str(start), "--data", str(data), "--out", str(tmp_path), "--epochs", "1"]
     for more in ([], ["--restart"], ["--dry-run"]):
@@ -259,3 +260,12 @@ def test_models_that_cannot_be_made_are_told(arguments: list[str], says: str, da
     for more in ([], ["--dry-run"]):
         assert says in told([*given, *more], code=2)
     assert not (tmp_path / "state.safetensors").exists()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(lock: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("vir.train.place.FileLock._acquire", refused)
+    with the_only_one(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()

@@ -22,7 +22,7 @@ from vir.cli import app
 from vir.data.loading import Share
 from vir.train import loop
 from vir.train.loop import train
-from vir.train.recipes import RECIPES, Recipe, at_size
+from vir.train.recipes import RECIPES, Recipe, at_size, scaled
 from vir.train.setup import CannotTrain, Run
 from vir.train.tasks import TASKS, dense
 
@@ -238,3 +238,8 @@ def test_the_sheet_shows_what_was_judged(
     model, card = task.build()
     assert list(task.pictures(model.eval(), card, tmp_path)) == [tmp_path / "answers.png"]
     assert shown == [2]
+
+
+def test_pixels_are_rounded_and_never_none() -> None:
+    args = {"min_size": [3, 1], "crop": (6, 7), "width": 9}
+    assert scaled(args, 0.3) == {"min_size": [1, 1], "crop": (2, 2), "width": 9}

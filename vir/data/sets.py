@@ -194,8 +194,8 @@ def _split(whole: LabelledImages) -> dict[Split, LabelledImages]:
         )
     held = [zlib.crc32(whole.name(i).encode()) % HELD_OUT == 0 for i in range(len(whole))]
     parts = {
-        "train": [i for i, out in enumerate(held) if not out],
-        "val": [i for i, out in enumerate(held) if out],
+        "train": [index for index, out in zip(whole.indices, held, strict=True) if not out],
+        "val": [index for index, out in zip(whole.indices, held, strict=True) if out],
     }
     remark = f"no val/ folder: {len(parts['val'])} of {len(whole)} images are held out for validation"
     return {

@@ -57,6 +57,11 @@ def _decay_for(x: Tensor, heads: int, kind: DecayKind, stretch: float) -> Tensor
     return _kept_decay(heads, kind, stretch, x.device)
 
 
+def _of_sums(q: Tensor) -> torch.dtype:
+    """In fp16 a sum over thousands of tokens can leave its range before the norm."""
+    return torch.float32 if q.dtype == torch.float16 else q.dtype
+
+
 @register_notrace_module
 class MultiHeadRetention(nn.Module):
     """MHR(z) = W_o LN([Ret_1(z); ...; Ret_h(z)]), each head with its own constant decay.
@@ -111,21 +116,21 @@ class MultiHeadRetention(nn.Module):
     def _sums(self, x: Tensor, grid: Grid) -> Tensor:
         """Of each head, `b n h d`."""
         q, k, v, scale = self._heads_of(x)
-        # In fp16 a sum over thousands of tokens can leave its range before the norm.
-        dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
+        how: dict[str, Any] = {"form": self.form, "chunk": self.chunk, "scale": scale, "dtype": _of_sums(q)}
         gamma = _decay_for(x, self.heads, self.decay, self.stretch)
         if self.retention == "1d":
-            return ops.retention_1d(q, k, v, gamma, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
-        return ops.retention_2d(q, k, v, gamma, grid, form=self.form, chunk=self.chunk, scale=scale, dtype=dtype)
+            return ops.retention_1d(q, k, v, gamma, **how)
+        return ops.retention_2d(q, k, v, gamma, grid, **how)
 
     def stream(self, x: Tensor, cols: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """As forward, of an image that comes in bands of whole rows: from the state above them to that below."""
         q, k, v, scale = self._heads_of(x)
+        how: dict[str, Any] = {"chunk": self.chunk, "scale": scale, "dtype": _of_sums(q)}
         gamma = _decay_for(x, self.heads, self.decay, self.stretch)
         if self.retention == "1d":
-            out, state = ops.retention_1d_stream(q, k, v, gamma, state, chunk=self.chunk, scale=scale)
+            out, state = ops.retention_1d_stream(q, k, v, gamma, state, **how)
         else:
-            out, state = ops.retention_2d_stream(q, k, v, gamma, cols, state, chunk=self.chunk, scale=scale)
+            out, state = ops.retention_2d_stream(q, k, v, gamma, cols, state, **how)
         return self._joined(out, x, None), state
 
     def _heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float | None]:

@@ -65,10 +65,12 @@ def retention_1d_stream(
     *,
     chunk: int | None = None,
     scale: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Retention over a sequence that comes in pieces: pass the returned state on with the next piece.
 
-    The state is `b h k v` in float32 (float64 for float64 tokens): what the last token sees.
+    The state is `b h k v` in float32 (float64 for float64 tokens): what the last token sees. `dtype` is that of the
+    output, v's by default.
     """
     op = "retention_1d_stream"
     checks.check_qkv(op, q, k, v, gamma)
@@ -76,13 +78,13 @@ def retention_1d_stream(
         checks.check_state(op, state, (q.shape[0], q.shape[2], q.shape[3], v.shape[3]), like=q)
     plan = plan_1d(q.shape[1], chunk=chunk, **_where(q, k, v))
     if plan.form == "kernel":
-        return kernels.sequence(q, k, v, gamma, _scale(q, scale), v.dtype, state, final=True)
+        return kernels.sequence(q, k, v, gamma, _scale(q, scale), dtype or v.dtype, state, final=True)
     plan = plan_1d(q.shape[1], form="recurrent" if q.shape[1] == 1 else "chunkwise", chunk=chunk)
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         state = _no_state(*qkv) if state is None else state
         out, state = stateful_1d(plan)(*qkv, gamma.to(state.dtype), _scale(q, scale), state)
-        return out.transpose(1, 2).to(v.dtype), state
+        return out.transpose(1, 2).to(dtype or v.dtype), state
 
 
 def retention_2d(
@@ -132,10 +134,12 @@ def retention_2d_stream(
     *,
     chunk: int | None = None,
     scale: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Retention on a grid that comes in bands of whole rows, the class token last of all, with a band or alone.
 
     The state is `b h cols k v` in float32 (float64 for float64 tokens): what each column of the last row sees.
+    `dtype` is that of the output, v's by default.
     """
     op = "retention_2d_stream"
     checks.check_qkv(op, q, k, v, gamma)
@@ -148,18 +152,18 @@ def retention_2d_stream(
     if plan.form == "kernel" and patches:
         rows = q[:, :patches], k[:, :patches], v[:, :patches]
         with _no_autocast(q):
-            out, state = kernels.rows(*rows, gamma, _scale(q, scale), v.dtype, cols, state)
+            out, state = kernels.rows(*rows, gamma, _scale(q, scale), dtype or v.dtype, cols, state)
         if patches == q.shape[1]:
             return out, state
         token = q[:, patches:], k[:, patches:], v[:, patches:]
-        last, state = retention_2d_stream(*token, gamma, cols, state, scale=scale)
+        last, state = retention_2d_stream(*token, gamma, cols, state, scale=scale, dtype=dtype)
         return torch.cat([out, last], 1), state
     plan = plan_2d(grid, form="chunkwise", chunk=chunk)
     with _no_autocast(q):
         qkv = _heads_first(q, k, v)
         state = _no_state(*qkv, cols=cols) if state is None else state
         out, state = _rows_then_class_token(*qkv, gamma.to(state.dtype), _scale(q, scale), state, plan)
-        return out.transpose(1, 2).to(v.dtype), state
+        return out.transpose(1, 2).to(dtype or v.dtype), state
 
 
 def _once(
