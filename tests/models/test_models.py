@@ -14,6 +14,7 @@ from vir.layers import residual
 from vir.layers.blocks import ABLATIONS, RetentionBlock
 from vir.layers.residual import scaled_linear
 from vir.layers.retention import FORMS, MultiHeadRetention, Retention, stretch_decay
+from vir.models.vir import checkpoint_filter_fn
 
 SIZES = [(64, 64), (48, 80), (33, 71), (16, 16), (7, 130)]
 
@@ -407,3 +408,12 @@ def test_weights_of_another_kind_are_left_to_their_layer() -> None:
     assert residual._is_only_weights(linear, nn.Linear)
     linear.weight = nn.Parameter(linear.weight.detach().as_subclass(OfAnotherKind))
     assert not residual._is_only_weights(linear, nn.Linear)
+
+
+def test_positions_of_as_many_patches_in_another_grid_are_not_taken_for_these() -> None:
+    square = timm.create_model("vir_tiny_patch16_224", img_size=64, depth=1)
+    wide = timm.create_model("vir_tiny_patch16_224", img_size=(32, 128), depth=1)
+    assert square.pos_embed.shape == wide.pos_embed.shape
+    with pytest.raises(ValueError, match=r"of a grid of 4 x 4 or of this model's 2 x 8.*set_input_size"):
+        checkpoint_filter_fn(square.state_dict(), wide)
+    assert torch.equal(checkpoint_filter_fn(square.state_dict(), square)["pos_embed"], square.pos_embed)

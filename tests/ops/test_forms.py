@@ -1,5 +1,7 @@
 """Every form of both retentions equals the definition: outputs, states, gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from compare import (
@@ -204,3 +206,15 @@ def test_autocast_does_not_round_the_sums() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = ops.retention_1d(q, k, v, gamma)
     close("out", out, case_1d(131, 16, 16).out, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunkwise", "scan", "auto"])
+def test_derivatives_of_the_decay_in_forward_mode(form: Any) -> None:
+    q, gamma = torch.randn(1, 16, 2, 4, dtype=torch.float64), ops.decay(2).double()
+
+    def of(gamma: Tensor) -> Tensor:
+        return ops.retention_2d(q, q, q, gamma, (4, 4), form=form).square().sum()
+
+    _, got = torch.func.jvp(of, (gamma,), (torch.ones_like(gamma),))
+    want = (of(gamma + 1e-6) - of(gamma - 1e-6)) / 2e-6
+    assert got.item() == pytest.approx(want.item(), rel=1e-5)

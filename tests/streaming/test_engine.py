@@ -92,9 +92,9 @@ def test_the_mean_of_the_patches_can_answer_instead() -> None:
 def test_sixteen_bits_and_another_decay() -> None:
     model, pixels = made(), photograph(40, 56, np.uint16)
     *_, answer = stream(model, ArrayReader(pixels), band_rows=2, stretch=0.25, mean=MEAN, std=STD)
-    torch.testing.assert_close(answer, whole(model, pixels)[1], rtol=1e-4, atol=1e-4)
-    stretch_decay(model, 1.0)
     assert not torch.allclose(answer, whole(model, pixels)[1], rtol=1e-3, atol=1e-3)
+    stretch_decay(model, 0.25)
+    torch.testing.assert_close(answer, whole(model, pixels)[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("retention", ["1d", "2d"])
@@ -154,3 +154,47 @@ def test_the_mean_of_patches_is_summed_in_full_precision() -> None:
 
 def test_a_band_has_a_row_however_wide_the_image_is() -> None:
     assert default_rows(5000, "cpu") == 1
+
+
+@pytest.mark.parametrize("retention", ["1d", "2d"])
+def test_a_stream_has_a_decay_of_its_own(retention: str) -> None:
+    """The model keeps its own, and two streams of one model do not meet."""
+    model, image = made(retention=retention), np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    alone = {power: list(stream(model, image, band_rows=1, stretch=power))[-1] for power in (None, 0.25, 0.5)}
+    assert not any(torch.allclose(alone[None], alone[power], atol=1e-4) for power in (0.25, 0.5))
+    assert torch.equal(list(stream(model, image, band_rows=1))[-1], alone[None])
+    first, second = (stream(model, image, band_rows=1, stretch=power) for power in (0.25, 0.5))
+    for _ in range(8 + 1):
+        ends = next(first), next(second)
+    assert torch.equal(ends[0], alone[0.25])
+    assert torch.equal(ends[1], alone[0.5])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pool": "max"}, "pool='max', expected 'token', 'avg'"),
+        ({"band_rows": 0}, "band_rows=0, expected at least one"),
+        ({"band_rows": -1}, "band_rows=-1, expected at least one"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused(options: dict, says: str) -> None:
+    with pytest.raises(CannotStream, match=says):
+        list(stream(made(), np.zeros((64, 64, 3), np.uint8), **options))
+
+
+def test_what_is_no_plain_model_of_colours_is_refused() -> None:
+    with pytest.raises(CannotStream, match="a model of 4 channels cannot stream"):
+        Streamer(made(in_chans=4), 64, 64)
+    with pytest.raises(CannotStream, match="not compiled or wrapped"):
+        Streamer(torch.compile(made(), backend="eager"), 64, 64)
+    for dtype in (torch.float32, torch.int64):
+        with pytest.raises(CannotStream, match=f"numbers of {dtype}, expected uint8 or uint16"):
+            Streamer(made(), 64, 64).pass_band(torch.zeros(64, 64, 3, dtype=dtype))
+
+
+def test_sides_may_be_numbers_of_numpy() -> None:
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    band = Streamer(made(retention="2d"), np.int64(64), np.int64(64)).pass_band(pixels)
+    assert torch.equal(band.scores, Streamer(made(retention="2d"), 64, 64).pass_band(pixels).scores)

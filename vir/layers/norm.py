@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vir.layers.patches import to_map, to_tokens
 from vir.ops import kernels
+from vir.ops.checks import carry_derivatives
 
 MANY = 2**22  # numbers; with fewer, we think, the host counts, whom our kernel costs more than PyTorch's
 MANY_LEARNED = 2**24  # where gradients are asked for: from here on a slow host has time for them, as measured
@@ -24,7 +25,7 @@ class TokenNorm(nn.LayerNorm):
         if kernels.norm_serves(x) and self.pays(x, weight) and weight.shape == x.shape[-1:]:
             bias = self.bias
             # What carries derivatives is asked last: small images wait for the host.
-            if bias is not None and not kernels.carry_derivatives(weight, bias):
+            if bias is not None and not carry_derivatives(weight, bias):
                 return kernels.layer_norm(x, weight, bias, self.eps, self.dtype_of(x, weight))
         return self.by_pytorch(x)
 

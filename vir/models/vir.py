@@ -245,8 +245,16 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: VisionRetention) 
     if weight is not None and weight.shape[-2:] != model.patch_embed.proj.weight.shape[-2:]:
         state_dict["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     positions = state_dict.get("pos_embed")
-    if model.pos_embed is not None and positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
-        side = isqrt(positions.shape[1])
+    if model.pos_embed is None or positions is None:
+        return state_dict
+    side, grid = isqrt(positions.shape[1]), model.patch_embed.grid_size
+    if positions.shape[1] == model.pos_embed.shape[1] and side * side == positions.shape[1] and grid[0] != grid[1]:
+        raise ValueError(
+            f"the checkpoint holds {positions.shape[1]} positions, of a grid of {side} x {side} or of this model's "
+            f"{grid[0]} x {grid[1]}: if square, load them into a model of their own img_size, then call "
+            "set_input_size(); if not, model.load_state_dict() takes them as they are."
+        )
+    if positions.shape[1] != model.pos_embed.shape[1]:
         if side * side != positions.shape[1]:
             raise ValueError(
                 f"the checkpoint holds {positions.shape[1]} positions, which are no square grid: create the model "

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -103,3 +104,11 @@ def _shape(x: Tensor) -> str:
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+
+
+def carry_derivatives(*tensors: Tensor | None) -> bool:
+    """Whether derivatives come along with one of them, in forward mode: a kernel would lose them without a word, and so
+    would what is kept from call to call."""
+    if torch.is_inference_mode_enabled():
+        return False
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vir.ops.checks import carry_derivatives
+
 DecayKind = Literal["log", "retnet"]
 LARGEST_REMEMBERED = 600  # patches of a grid
 
@@ -71,6 +73,8 @@ def mask_2d(gamma: Tensor, grid: tuple[int, int], class_token: bool = False) -> 
 def remembered_mask_2d(gamma: Tensor, grid: tuple[int, int]) -> Tensor:
     """`mask_2d` for small grids, kept on a CPU: the layers of a model ask for the same one again and again."""
     if gamma.device.type != "cpu" or grid[0] * grid[1] > LARGEST_REMEMBERED or torch.compiler.is_compiling():
+        return mask_2d(gamma, grid)
+    if type(gamma) is not Tensor or carry_derivatives(gamma):  # traced, or more than its numbers
         return mask_2d(gamma, grid)
     with torch.inference_mode(False):  # what is kept must serve training as well
         return _mask_2d_of(tuple(gamma.tolist()), gamma.dtype, grid)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from vir.ops.checks import carry_derivatives
 from vir.ops.decay import mask_1d
 
 INSTALLED = find_spec("triton") is not None
@@ -184,13 +184,6 @@ def _way(traced: Callable, now: Callable, differentiable: Callable, *inputs: Ten
             "form='kernel' has no derivatives in forward mode (dual numbers, jvp). Use form='parallel' or 'chunkwise'."
         )
     return now
-
-
-def carry_derivatives(*tensors: Tensor | None) -> bool:
-    """Whether derivatives come along with one of them, in forward mode: a kernel would lose them without a word."""
-    if torch.is_inference_mode_enabled():
-        return False
-    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _launches(

@@ -7,16 +7,17 @@ grow with the rows of an image, and the numbers are those of the whole image at 
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vir.layers.retention import stretch_decay
+from vir.layers.retention import MultiHeadRetention, stretch_decay
 from vir.models.vir import SIZES, VisionRetention
 from vir.streaming.doubts import doubts
 from vir.streaming.positions import Positions
@@ -57,17 +58,19 @@ class Streamer:
         mean: tuple[float, ...] = (0.5, 0.5, 0.5),
         std: tuple[float, ...] = (0.5, 0.5, 0.5),
         pool: Pool | None = None,
+        stretch: float | None = None,
     ) -> None:
         check_model(model)
         assert isinstance(model, VisionRetention)
         if height < 1 or width < 1:
             raise CannotStream(f"the image is {height} x {width} px: expected at least one pixel.")
-        self.model = model.eval()
+        self.model, self.stretch = model.eval(), stretch
+        self.layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadRetention)]
         weight = model.patch_embed.proj.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.patch = model.patch_embed.patch_size[0]
-        self.height, self.width = height, width
-        self.grid = -(-height // self.patch), -(-width // self.patch)
+        self.height, self.width = int(height), int(width)
+        self.grid = -(-self.height // self.patch), -(-self.width // self.patch)
         self.pool = _check_pool(model, pool)
         self.positions = None
         if model.pos_embed is not None:
@@ -76,6 +79,8 @@ class Streamer:
         self.row = 0  # of patches: how far it has come
         self.states: list[Tensor | None] = [None] * len(model.blocks)
         self.sum = torch.zeros(model.embed_dim, dtype=torch.float64, device=self.device)  # of all patches' features
+        with self._own_decay():  # refused here if it cannot be
+            pass
 
     @torch.no_grad()
     def pass_band(self, pixels: np.ndarray | Tensor) -> Band:
@@ -87,8 +92,9 @@ class Streamer:
         x = self._embedded(self._normalized(pixels))
         if self.positions is not None:
             x = x + self.positions.of_rows(top, top + rows)
-        for i, block in enumerate(self.model.blocks):
-            x, self.states[i] = block.stream(x, self.grid[1], self.states[i])  # type: ignore[operator]
+        with self._own_decay():
+            for i, block in enumerate(self.model.blocks):
+                x, self.states[i] = block.stream(x, self.grid[1], self.states[i])  # type: ignore[operator]
         x = self.model.norm(x)[0]
         self.sum += x.sum(0, dtype=torch.float64)
         self.row += rows
@@ -104,12 +110,25 @@ class Streamer:
             pooled = (self.sum / (self.grid[0] * self.grid[1])).to(self.dtype)
         else:
             x = self.model.cls_token
-            for block, state in zip(self.model.blocks, self.states, strict=True):
-                # In 2D it stands under the last column and sees what that column's state holds.
-                seen = state[:, :, -1:] if state is not None and state.ndim == 5 else state
-                x, _ = block.stream(x, 1, seen)  # type: ignore[operator]
+            with self._own_decay():
+                for block, state in zip(self.model.blocks, self.states, strict=True):
+                    # In 2D it stands under the last column and sees what that column's state holds.
+                    seen = state[:, :, -1:] if state is not None and state.ndim == 5 else state
+                    x, _ = block.stream(x, 1, seen)  # type: ignore[operator]
             pooled = self.model.norm(x)[0, 0]
         return self.model.head(pooled)
+
+    @contextmanager
+    def _own_decay(self) -> Iterator[None]:
+        """As this stream was asked for; between its bands the model has its own again, or another stream's."""
+        before = [layer.stretch for layer in self.layers]
+        if self.stretch is not None:
+            stretch_decay(self.model, self.stretch)
+        try:
+            yield
+        finally:
+            for layer, stretch in zip(self.layers, before, strict=True):
+                layer.stretch = stretch
 
     def _normalized(self, pixels: Tensor) -> Tensor:
         largest = 255 if pixels.dtype == torch.uint8 else 65535
@@ -126,6 +145,8 @@ class Streamer:
     def _check_band(self, pixels: Tensor, rows: int) -> None:
         if pixels.ndim != 3 or pixels.shape[2] != 3:
             raise CannotStream(f"a band has shape {tuple(pixels.shape)}, expected rows x {self.width} x 3.")
+        if pixels.dtype not in (torch.uint8, torch.uint16):
+            raise CannotStream(f"a band has numbers of {pixels.dtype}, expected uint8 or uint16, as files have them.")
         if pixels.shape[1] != self.width:
             raise CannotStream(f"a band is {pixels.shape[1]} px wide, expected {self.width} px, the image's width.")
         end = self.row * self.patch + pixels.shape[0]
@@ -140,9 +161,11 @@ def check_model(model: nn.Module) -> None:
     names = ", ".join(SIZES)
     if not isinstance(model, VisionRetention):
         raise CannotStream(
-            f"{type(model).__name__} cannot stream: it looks below a row as well as above it, as HViR's convolutions "
-            f"and every attention do. These models can: {names}."
+            f"{type(model).__name__} cannot stream: expected a ViR as it is, not compiled or wrapped ({names}). HViR's "
+            "convolutions and every attention look below a row as well as above it."
         )
+    if model.patch_embed.proj.in_channels != 3:
+        raise CannotStream(f"a model of {model.patch_embed.proj.in_channels} channels cannot stream: expected 3, RGB.")
     if model.multipass:
         raise CannotStream("ablation='multipass' reads an image backwards as well and cannot stream. Leave it out.")
     size = model.patch_embed.patch_size
@@ -151,6 +174,8 @@ def check_model(model: nn.Module) -> None:
 
 
 def _check_pool(model: VisionRetention, pool: Pool | None) -> Pool:
+    if pool not in (None, *get_args(Pool)):
+        raise CannotStream(f"pool={pool!r}, expected 'token', 'avg', or None for the model's own.")
     if pool == "token" and model.cls_token is None:
         raise CannotStream("pool='token', but this model has no class token: use pool='avg'.")
     if pool is not None:
@@ -163,23 +188,22 @@ def stream(
     image: Path | str | np.ndarray | Reader,
     *,
     band_rows: int | None = None,
-    stretch: float | None = None,
     **options: object,
 ) -> Iterator[Band | Tensor]:
     """All bands of an image, one after the other, and at the end the logits of the whole.
 
     `image` is a path, an array of height x width x 3, or a reader: it has `shape` (height, width, ...) and
-    `read_rows(start, stop)`. `stretch` is a power of the decay: old / new patches of a side keep what a head sees in
-    proportion to the image.
+    `read_rows(start, stop)`. Options are those of `Streamer`; its `stretch` is a power of the decay: old / new patches
+    of a side keep what a head sees in proportion to the image. The model is put into evaluation mode.
     """
+    if band_rows is not None and band_rows < 1:
+        raise CannotStream(f"band_rows={band_rows}, expected at least one row of patches, or None.")
     if isinstance(image, Reader):
         reader = image
     else:
         reader = open_reader(image)
         for doubt in doubts(image):
             warnings.warn(doubt, stacklevel=2)
-    if stretch is not None:
-        stretch_decay(model, stretch)
     streamer = Streamer(model, *reader.shape[:2], **options)  # type: ignore[arg-type]
     rows = band_rows or default_rows(streamer.grid[1], streamer.device.type)
     yield from bands(streamer, reader, rows)
