@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from small import FAMILIES, RETENTIONS, image, small
+from timm.models import GraphExtractNet
 from torch import nn
 from torch.nn.utils import prune
 
@@ -417,3 +418,15 @@ def test_positions_of_as_many_patches_in_another_grid_are_not_taken_for_these() 
     with pytest.raises(ValueError, match=r"of a grid of 4 x 4 or of this model's 2 x 8.*set_input_size"):
         checkpoint_filter_fn(square.state_dict(), wide)
     assert torch.equal(checkpoint_filter_fn(square.state_dict(), square)["pos_embed"], square.pos_embed)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_traced_by_modules(family: str, retention: Retention, learned: bool) -> None:
+    """As timm's feature extractors do, by torch.fx."""
+    model, x = small(family, retention=retention).eval(), image(64, 64)
+    with torch.set_grad_enabled(learned):
+        traced = GraphExtractNet(model, [f"{model.feature_info[-1]['module']}", "head"], squeeze_out=False)
+        *_, logits = traced(x)
+        assert torch.allclose(logits, model(x), atol=1e-5)

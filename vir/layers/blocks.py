@@ -89,8 +89,9 @@ class RetentionBlock(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         scale1, scale2 = self._scales()
-        # Gradients of a scale are less work with the weights; compilers fuse; autocast would copy what plus takes.
-        alone = not self.training and not torch.is_grad_enabled()
+        # Gradients of a scale are less work with the weights; compilers fuse; autocast would copy what plus takes; who
+        # traces (torch.fx) sees modules alone.
+        alone = not self.training and not torch.is_grad_enabled() and isinstance(x, Tensor)
         if not alone or torch.compiler.is_compiling() or torch.is_autocast_enabled():
             x = x + self.drop_path1(self.retention(self.norm1(x), grid, scale1))
             return x + self.drop_path2(self.mlp(self.norm2(x), scale2))
