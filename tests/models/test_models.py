@@ -430,3 +430,15 @@ def test_traced_by_modules(family: str, retention: Retention, learned: bool) -> 
         traced = GraphExtractNet(model, [f"{model.feature_info[-1]['module']}", "head"], squeeze_out=False)
         *_, logits = traced(x)
         assert torch.allclose(logits, model(x), atol=1e-5)
+
+
+def test_frozen_positions_stay_frozen_at_another_size() -> None:
+    model = small("vir_tiny_patch16_224").requires_grad_(False)
+    model.set_input_size((96, 64))
+    assert model.pos_embed.shape[1] == 6 * 4
+    assert not model.pos_embed.requires_grad
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_channels_are_told_as_by_timm(family: str) -> None:
+    assert small(family, in_chans=4).in_chans == 4

@@ -114,7 +114,7 @@ class HybridVisionRetention(nn.Module):
             raise ValueError("HViR has no class token: it averages already. Use this ablation with a ViR model.")
         check_ablation("HViR", ablation)
         dd = {"device": device, "dtype": dtype}
-        self.num_classes = num_classes
+        self.num_classes, self.in_chans = num_classes, in_chans
         self.num_features = self.head_hidden_size = dims[-1]
 
         depths = (*depths[:2], *(depth_for(depth, ablation) for depth in depths[2:]))  # type: ignore[assignment]

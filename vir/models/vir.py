@@ -56,7 +56,7 @@ class VisionRetention(nn.Module):
         super().__init__()
         check_ablation("ViR", ablation)
         dd = {"device": device, "dtype": dtype}
-        self.num_classes = num_classes
+        self.num_classes, self.in_chans = num_classes, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.multipass = ablation == "multipass"
         self.grad_checkpointing = False
@@ -119,9 +119,10 @@ class VisionRetention(nn.Module):
         if self.pos_embed is None:
             return
         with torch.no_grad():
-            self.pos_embed = nn.Parameter(
-                resample_abs_pos_embed(self.pos_embed, self.patch_embed.grid_size, trained_grid, num_prefix_tokens=0)
+            moved = resample_abs_pos_embed(
+                self.pos_embed, self.patch_embed.grid_size, trained_grid, num_prefix_tokens=0
             )
+        self.pos_embed = nn.Parameter(moved, self.pos_embed.requires_grad)
 
     def _check_patches(self, img_size: int | tuple[int, int]) -> None:
         if not self.patch_embed.num_patches:
