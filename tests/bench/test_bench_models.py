@@ -1,18 +1,22 @@
 """What is measured can be built and called; the figures themselves need a GPU."""
 
+import json
 import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from vir.bench import models
 from vir.bench.measure import in_a_fresh_process
 from vir.bench.models import Row, dense_models, hierarchical_models, timed_calls
+from vir.cli import app
 
 
 @pytest.mark.parametrize("under", ["backbone", "detector", "segmentor"])
@@ -57,6 +61,28 @@ def test_compiled_models_have_a_process_each_and_rows_are_kept_as_they_come(
     assert apart == ([row.model for row in rows] if how in ("compiled", "graphs") else [])
     whole, unmixed, _ = (row.images_per_second for row in rows)
     assert unmixed < whole  # each is the model of its name: without mixing its norms are gone
+
+
+def test_a_run_that_is_killed_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is warmed up once, not at every size."""
+    asked: list[tuple[str, int]] = []
+
+    def measured(row: Row, make: Callable[[], Any], repeats: int) -> Row:
+        asked.append((row.model, row.size[0]))
+        if len(asked) == 7:  # one to warm up, four of the first size, one of the second
+            raise KeyboardInterrupt
+        return replace(row, images_per_second=1.0, spread=0.0, peak_bytes=1, missing="")
+
+    monkeypatch.setattr(models, "_row", measured)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    file = tmp_path / "figures.json"
+    arguments = ["models", "--model", "S", "--no-forms", "--size", "32", "--size", "48", "--json", str(file)]
+    CliRunner().invoke(app, ["bench", *arguments])
+    names = ["ViT-S/16", "ViR-S/16 1D", "ViR-S/16 2D", "ceiling S/16"]
+    assert asked == [(names[0], 32), *((name, 32) for name in names), (names[0], 48), (names[1], 48)]
+    kept = json.loads(file.read_text())["rows"]
+    assert [(row["model"], row["size"][0]) for row in kept] == asked[1:6]
 
 
 def test_a_fresh_process_is_another_one() -> None:

@@ -160,17 +160,19 @@ def compare(
     repeats: int,
     say: Callable[[str], None] = lambda step: None,
     keep: Callable[[Row], None] = lambda row: None,
+    warm_up: bool = True,
 ) -> Iterator[list[Row]]:
     """The rows of all models, batch by batch from the smallest; each is kept as it comes.
 
-    A compiled one has a process of its own, as for those who use it: compiled after others it costs its host more.
+    A process's first figures are too low: they are not used, unless it is warm. A compiled model has a process of its
+    own, as for those who use it: compiled after others it costs its host more.
     """
     makers = models()
     seconds: dict[str, float] = {}  # of an image
     apart = how in BY_COMPILER
-    if not apart:
+    if warm_up and not apart:
         first, make = next(iter(makers.items()))
-        say("warming up")  # a process's first figures are too low: not used
+        say("warming up")
         _row(Row(family, first, size, min(batches), mode, how, None, None, None), make, 1)
     for batch in sorted(batches):
         rows = []

@@ -165,16 +165,18 @@ def bench_models(
         if kind not in models.SIZES:
             fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
     origin = origin_of("cuda", "bf16")
+
+    def keep(row: models.Row) -> None:
+        rows.append(row.as_dict())
+        write(rows, origin, out)
+
     with working() as status:
         for kind in kinds or ["B"]:
             for size in sizes or [224, 512, 1024, 2048, 4096]:
                 makers = partial(models.plain_models, kind, size, forms)
-                for some in models.compare(
-                    kind, makers, (size, size), batches or [16], mode, how, repeats, status.update
-                ):
+                asked = (size, size), batches or [16], mode, how, repeats
+                for some in models.compare(kind, makers, *asked, status.update, keep, warm_up=not rows):
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
-                    rows += [row.as_dict() for row in some]
-                    write(rows, origin, out)
     console.print(table)
     tell(origin, out)
     if plot is not None:
