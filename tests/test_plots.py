@@ -53,13 +53,23 @@ def rows_of_models(batch: int = 16, missing: str = "out of memory") -> list[dict
     ]
 
 
-@pytest.mark.parametrize(("missing", "crosses"), [("out of memory", 1), ("too slow", 0)])
-def test_a_cross_means_out_of_memory(missing: str, crosses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("missing", "mark"), [("out of memory", "x"), ("too slow", "+")])
+def test_a_mark_says_why_there_is_no_figure(missing: str, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(plots, "_finish", lambda figure, *_: drawn.append(figure))
     plots.models(rows_of_models(missing=missing), ORIGIN, Path("nowhere.png"))
-    marks = [line for line in drawn[0].axes[0].get_lines() if line.get_marker() == "x"]
-    assert sum(len(line.get_xdata()) for line in marks) == crosses
+    panel = drawn[0].axes[0]
+    marks = {line.get_marker(): list(line.get_xdata()) for line in panel.get_lines() if len(line.get_xdata()) == 1}
+    assert marks == {mark: [4096]}
+    assert f"{mark}: {missing}" in panel.get_ylabel()
+
+
+def test_a_family_has_the_sizes_that_it_ran_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "_finish", lambda figure, *_: drawn.append(figure))
+    large = [row | {"family": "L"} for row in rows_of_models() if row["size"][0] < 4096]
+    plots.models(rows_of_models() + large, ORIGIN, Path("nowhere.png"))
+    assert [list(panel.get_xticks()) for panel in drawn[0].axes] == [[224, 1024, 4096], [224, 1024]]
 
 
 def test_one_batch_of_many(tmp_path: Path) -> None:

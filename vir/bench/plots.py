@@ -30,6 +30,7 @@ MARKS = {
     "1D": "kernel 1D",
     "2D": "kernel 2D",
 }
+MISSING = {"out of memory": "x", "too slow": "+"}  # what stands at the foot where there is no figure
 STREAMED = {
     "1D streamed": "kernel 1D",
     "2D streamed": "kernel 2D",
@@ -71,25 +72,27 @@ def _milliseconds(row: dict[str, Any], way: str, name: str) -> float | None:
 
 
 def models(rows: Rows, origin: dict[str, Any], file: Path) -> None:
-    """Images a second against the side of the image; a cross at the foot where a model ran out of memory."""
+    """Images a second against the side of the image; a mark at the foot where a model was too large or too slow."""
     plt = _pyplot()
     families = list(dict.fromkeys(row["family"] for row in rows))
     ways = {(row["batch"], row["mode"], row["how"]) for row in rows}
     cases = sorted(ways, key=lambda case: (*case[:2], list(HOW).index(case[2])))
     shape = {"nrows": len(families), "ncols": len(cases), "figsize": (1 + 5 * len(cases), 4.5 * len(families))}
     figure, panels = plt.subplots(**shape, squeeze=False, sharey="row", layout="constrained")
-    sides = sorted({row["size"][0] for row in rows})
     for line, family in zip(panels, families, strict=True):
+        sides = sorted({row["size"][0] for row in rows if row["family"] == family})
+        speeds = [row["images_per_second"] for row in rows if row["family"] == family and row["images_per_second"]]
+        floor = 0.5 * min(speeds, default=1.0)
         for panel, (batch, mode, how) in zip(line, cases, strict=True):
             case = family, batch, mode, how
             mine = [r for r in rows if (r["family"], r["batch"], r["mode"], r["how"]) == case]
             panel.set_visible(bool(mine))
-            _models_panel(panel, mine)
+            _models_panel(panel, mine, floor)
             panel.set(xscale="log", yscale="log", xlabel="pixels of a side")
             panel.set_xticks(sides, [str(side) for side in sides])
             panel.minorticks_off()
             panel.set_title(f"{family}: {mode}, batch {batch}, {HOW[how]}")
-        line[0].set_ylabel("images/s (x: out of memory)")
+        line[0].set_ylabel(f"images/s ({', '.join(f'{mark}: {why}' for why, mark in MISSING.items())})")
         # A model may be missing in one of the panels.
         named = {label: mark for panel in line for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
         line[-1].legend(named.values(), named, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -124,16 +127,16 @@ def headline(rows: Rows, origin: dict[str, Any], file: Path) -> None:
     _finish(figure, origin, file)
 
 
-def _models_panel(panel: Any, rows: Rows) -> None:
-    floor = 0.5 * min((row["images_per_second"] for row in rows if row["images_per_second"]), default=1.0)
+def _models_panel(panel: Any, rows: Rows, floor: float) -> None:
     for index, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
         mine = [row for row in rows if row["model"] == name]
         ran = [(row["size"][0], row["images_per_second"]) for row in mine if row["images_per_second"]]
         colour = next((COLOURS[key] for mark, key in MARKS.items() if mark in name), COLOURS["attention"])
         style = "--" if "ceiling" in name else "-"
         panel.plot(*zip(*ran, strict=True) if ran else ([], []), marker="o", color=colour, label=name, linestyle=style)
-        full = [row["size"][0] for row in mine if row["missing"] == "out of memory"]
-        panel.plot(full, [floor * 0.8**index] * len(full), marker="x", linestyle="none", color=colour)
+        for why, mark in MISSING.items():
+            at = [row["size"][0] for row in mine if row["missing"] == why]
+            panel.plot(at, [floor * 0.7**index] * len(at), marker=mark, linestyle="none", color=colour)
 
 
 def hierarchy(rows: Rows, origin: dict[str, Any], file: Path) -> None:

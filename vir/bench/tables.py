@@ -91,19 +91,21 @@ def headline(rows: Rows, only: str | None) -> Cells:
 
 
 def hierarchy(rows: Rows, only: str | None) -> Cells:
-    """HViR beside timm's models, each with its share of its ceiling where that was measured."""
-    of = {row["model"]: row for row in rows}
-    rivals = {short: row for name, short in RIVALS.items() for row in rows if row["model"].startswith(name)}
-    ceilings = any(name.endswith("ceiling") for name in of)
+    """HViR beside timm's models of its size, each with its share of its ceiling where that was measured."""
+    rivals = [short for name, short in RIVALS.items() if any(row["model"].startswith(name) for row in rows)]
+    ceilings = any(row["model"].endswith("ceiling") for row in rows)
     heads = ["model", "px", "batch", "images/s", *(f"times {short}" for short in rivals)]
     cells = [[*heads, *["of its ceiling"] * ceilings, "peak memory"]]
-    for name, row in of.items():
-        if name.endswith("ceiling"):
-            continue
-        line = [name, " x ".join(map(str, row["size"])), f"{row['batch']}", _speed(row)]
-        line += [_share(row, rival) for rival in rivals.values()]
-        line += [_share(row, of.get(f"{name} ceiling"), 3)] * ceilings
-        cells.append([*line, _memory([row])])
+    for size in dict.fromkeys(tuple(row["size"]) for row in rows):
+        of = {row["model"]: row for row in rows if tuple(row["size"]) == size}
+        rival = {short: row for name, short in RIVALS.items() for row in of.values() if row["model"].startswith(name)}
+        for name, row in of.items():
+            if name.endswith("ceiling"):
+                continue
+            line = [name, " x ".join(map(str, size)), f"{row['batch']}", _speed(row)]
+            line += [_share(row, rival.get(short)) for short in rivals]
+            line += [_share(row, of.get(f"{name} ceiling"), 3)] * ceilings
+            cells.append([*line, _memory([row])])
     return cells
 
 
