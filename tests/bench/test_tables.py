@@ -24,7 +24,8 @@ def run_of(**speeds: float | None) -> list[dict[str, Any]]:
         {
             "family": "B", "model": {"ViT": "ViT-B/16", "ceiling": "ceiling B/16"}.get(name, f"ViR-B/16 {name[-2:]}"),
             "size": [1024, 1024], "batch": 16, "mode": "inference", "how": "eager", "images_per_second": speed,
-            "spread": 0.01, "repeats": 5, "peak_bytes": 2 * 10**9, "missing": "" if speed else "out of memory",
+            "spread": 0.01, "repeats": 5, "peak_bytes": 2 * 10**9 if speed else None,
+            "missing": "" if speed else "out of memory",
         }
         for name, speed in speeds.items()
     ]  # fmt: skip
@@ -118,6 +119,7 @@ def test_hierarchical_models_stand_beside_those_of_their_size(tmp_path: Path) ->
 def test_what_did_not_fit_is_told(tmp_path: Path) -> None:
     line = cells(table_of(run_of(ViT=None, k1D=180.0, ceiling=200.0), tmp_path))[2]
     assert line[2:6] == ["out of memory", "180.0", "", "0.900"]
+    assert cells(table_of(run_of(ViT=None, k1D=None), tmp_path))[2][2:] == ["out of memory"] * 2 + [""] * 3
 
 
 def test_the_best_of_fla_counts(tmp_path: Path) -> None:

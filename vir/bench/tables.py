@@ -197,6 +197,8 @@ def _share(row: dict[str, Any] | None, other: dict[str, Any] | None, digits: int
 
 def _memory(rows: list[dict[str, Any] | None]) -> str:
     sizes = [None if row is None else row["peak_bytes"] for row in rows]
+    if not any(sizes):
+        return ""
     small = max(size or 0 for size in sizes) < 1e8
     told = ["-" if size is None else f"{size / 1e6:.0f}" if small else f"{size / 1e9:.2f}" for size in sizes]
     return f"{', '.join(told)} {'MB' if small else 'GB'}"
