@@ -1,19 +1,14 @@
 """ViR and HViR: forms, sizes, ablations, precision, compilation."""
 
-from collections.abc import Callable
-
 import pytest
 import timm
 import torch
 from small import FAMILIES, RETENTIONS, image, small
 from timm.models import GraphExtractNet
 from torch import nn
-from torch.nn.utils import prune
 
 from vir import ops
-from vir.layers import residual
-from vir.layers.blocks import ABLATIONS, RetentionBlock
-from vir.layers.residual import scaled_linear
+from vir.layers.blocks import ABLATIONS
 from vir.layers.retention import FORMS, MultiHeadRetention, Retention, stretch_decay
 from vir.models.vir import checkpoint_filter_fn
 
@@ -282,133 +277,6 @@ def test_the_decay_is_constant_and_not_in_the_checkpoint() -> None:
     model = small("hvir_tiny")
     assert not [name for name in model.state_dict() if "gamma" in name and ".ls" not in name]
     assert ops.decay(4).requires_grad is False
-
-
-@pytest.mark.parametrize("retention", ["1d", "2d"])
-def test_a_stretched_decay_is_its_power(retention: Retention) -> None:
-    """On a grid of twice the side, half the power of gamma fades as much over the same pixels."""
-    layer = MultiHeadRetention(48, 3, retention).eval()
-    x = torch.randn(2, 12, 48)
-    before = layer(x, (3, 4))
-    stretch_decay(layer, 0.5)
-    q, k, v = layer.qkv(x).unflatten(-1, (3, 3, 16)).unbind(2)
-    gamma = ops.decay(3) ** 0.5
-    out = ops.retention_1d(q, k, v, gamma) if retention == "1d" else ops.retention_2d(q, k, v, gamma, (3, 4))
-    assert torch.allclose(layer(x, (3, 4)), layer.proj(layer.norm(out.flatten(2))), atol=1e-6)
-    assert not torch.allclose(layer(x, (3, 4)), before, atol=1e-4)
-    with pytest.raises(ValueError, match="above 0"):
-        stretch_decay(layer, 0.0)
-
-
-@pytest.mark.parametrize("tokens", [3, 100])
-def test_scaled_weights_are_a_scaled_result(tokens: int) -> None:
-    """With many tokens the weights of a layer are scaled, with few its result: the same numbers and gradients."""
-    linear, scale = nn.Linear(8, 6).double(), torch.randn(6, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(2, tokens, 8, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn(2, tokens, 6, dtype=torch.float64)
-    inputs = (x, scale, linear.weight, linear.bias)
-    out, want = scaled_linear(linear, x, scale), linear(x) * scale
-    assert torch.allclose(out, want, atol=1e-12)
-    for a, b in zip(torch.autograd.grad(out, inputs, weights), torch.autograd.grad(want, inputs, weights), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
-    assert torch.equal(scaled_linear(linear, x, None), linear(x))
-
-
-def replaced_forward(linear: nn.Linear) -> None:
-    """As adapters do it."""
-    usual, more = linear.forward, nn.Linear(linear.in_features, linear.out_features).double()
-    linear.forward = lambda x: usual(x) + more(x)  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        replaced_forward,
-        lambda linear: linear.register_forward_hook(lambda module, given, out: out + 1),
-        lambda linear: linear.register_forward_pre_hook(lambda module, given: (given[0] + 1,)),
-        lambda linear: prune.random_unstructured(linear, "weight", 0.5),
-        nn.utils.parametrizations.weight_norm,
-    ],
-    ids=["replaced forward", "hook", "hook before", "pruned", "parametrized"],
-)
-def test_what_is_added_to_a_linear_layer_counts_with_and_without_gradients(change: Callable) -> None:
-    block = RetentionBlock(32, 2, "1d", init_values=0.5).double().eval()
-    x = torch.randn(2, 256, 32, dtype=torch.float64)
-    bare = block(x, (16, 16))
-    for linear in (block.retention.proj, block.mlp.fc2):
-        with torch.no_grad():
-            linear.weight *= 1 + torch.rand(32, 1)
-        change(linear)
-    with torch.no_grad():
-        want = block(x, (16, 16))
-    for _ in range(2):
-        out = block(x, (16, 16))
-        assert torch.allclose(out, want, atol=1e-12)
-        out.sum().backward()
-    assert all(weight.grad is not None for weight in block.parameters())
-    assert not torch.allclose(want, bare, atol=1e-3)
-
-
-@pytest.mark.parametrize("scaled", [0.3, None], ids=str)
-def test_a_block_adds_the_same_with_and_without_gradients(scaled: float | None) -> None:
-    """Without them its scales are applied where it adds, else inside its layers; a stream of one band adds likewise."""
-    block = RetentionBlock(32, 2, "1d", init_values=scaled).double().eval()
-    x = torch.randn(2, 12, 32, dtype=torch.float64)
-    with torch.no_grad():
-        without, (streamed, _) = block(x, (3, 4)), block.stream(x, 4, None)
-    assert torch.allclose(block(x, (3, 4)), without, atol=1e-12)
-    assert torch.allclose(streamed, without, atol=1e-12)
-    if scaled is not None:
-        block.ls1.gamma.data[0] += 1
-        with torch.no_grad():
-            assert not torch.allclose(block(x, (3, 4)), without, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-def test_hooks_of_gradients_of_a_linear_layer_are_called(name: str) -> None:
-    linear, seen = nn.Linear(8, 6), []
-    getattr(linear, name)(lambda module, *grads: seen.append(module))
-    scaled_linear(linear, torch.randn(2, 100, 8, requires_grad=True), torch.ones(6)).sum().backward()
-    assert seen == [linear]
-
-
-def test_decays_of_two_kinds_side_by_side() -> None:
-    torch._dynamo.reset()
-    log, retnet = (MultiHeadRetention(48, 3, decay=kind).eval() for kind in ("log", "retnet"))
-    retnet.load_state_dict(log.state_dict())
-    x = torch.randn(2, 12, 48)
-    compiled = [torch.compile(layer, backend="aot_eager") for layer in (log, retnet)]
-    with torch.no_grad():
-        outs = [layer(x, (3, 4)) for layer in (log, retnet)]
-        assert not torch.allclose(*outs, atol=1e-4)
-        for _ in range(2):
-            for layer, out in zip(compiled, outs, strict=True):
-                assert torch.allclose(layer(x, (3, 4)), out, atol=1e-5)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("retention", ["1d", "2d"])
-def test_sums_that_leave_the_range_of_half_precision(retention: Retention, streamed: bool) -> None:
-    layer = MultiHeadRetention(48, 3, retention).eval()
-    with torch.no_grad():
-        layer.qkv.weight.fill_(0.25), layer.qkv.bias.zero_()
-        x = torch.ones(1, 400, 48)
-        want = layer(x, (20, 20))
-        layer.half()
-        got = layer.stream(x.half(), 20, None)[0] if streamed else layer(x.half(), (20, 20))
-    assert got.isfinite().all()
-    assert (got - want).abs().max() < 1e-2
-
-
-class OfAnotherKind(torch.Tensor):
-    """As quantized and sharded weights are."""
-
-
-def test_weights_of_another_kind_are_left_to_their_layer() -> None:
-    linear = nn.Linear(8, 6)
-    assert residual._is_only_weights(linear, nn.Linear)
-    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(OfAnotherKind))
-    assert not residual._is_only_weights(linear, nn.Linear)
 
 
 def test_positions_of_as_many_patches_in_another_grid_are_not_taken_for_these() -> None:

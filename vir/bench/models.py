@@ -164,8 +164,8 @@ def compare(
 ) -> Iterator[list[Row]]:
     """The rows of all models, batch by batch from the smallest; each is kept as it comes.
 
-    A process's first figures are too low: they are not used, unless it is warm. A compiled model has a process of its
-    own, as for those who use it: compiled after others it costs its host more.
+    A process's first figures are too low: `warm_up` takes one row that is not used. A compiled model has a process of
+    its own, as for those who use it: compiled after others it costs its host more.
     """
     makers = models()
     seconds: dict[str, float] = {}  # of an image
