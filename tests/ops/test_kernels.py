@@ -216,6 +216,17 @@ def test_2d_stream_without_gradients(rows: list[int], cols: int) -> None:
         close("state", state, last, KERNEL_TOLERANCE[dtype])
 
 
+def test_the_kernels_of_a_band_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a first band takes as long as the slowest of them: they come together, in their order."""
+    together: list[list[str]] = []
+    monkeypatch.setattr(tiles, "run_in_turn", lambda *calls: together.append([c[0].kernel.fn.__name__ for c in calls]))
+    q, k, v, gamma = (x.to(DEVICE) for x in inputs(3 * 5, 16, 16, batch=1))
+    launch.rows(q, k, v, gamma, 1.0, 5, None, q.dtype)
+    launch.rows(q, k, v, gamma, 1.0, 5, torch.zeros(1, q.shape[2], 5, 16, 16, device=DEVICE), q.dtype)
+    last = ["line_states", "join_columns"]
+    assert together == [["grid", *last], ["grid", "apply_states", *last]]
+
+
 @pytest.mark.parametrize(("d", "dtype"), [(16, torch.float32), (40, torch.float32), (80, torch.bfloat16)])
 def test_settings_of_other_gpus_give_the_same_numbers(
     d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -81,11 +81,9 @@ Call = tuple[Step, tuple[Tensor, ...]]
 
 def run_in_turn(*calls: Call) -> None:
     """What a first run has to compile is compiled side by side: that takes as long as its slowest kernel."""
-    last, _ = calls[-1]
-    if len(calls) > 1 and last.start is None and not last.interpreted:
-        new = [(step, tensors) for step, tensors in calls if step.start is None]
-        if len(new) > 1:  # another thread may have come first
-            with ThreadPoolExecutor(len(new)) as pool:
-                list(pool.map(lambda call: call[0].compile(*call[1]), new))
+    new = [call for call in calls if call[0].start is None and not call[0].interpreted]
+    if len(new) > 1:
+        with ThreadPoolExecutor(len(new)) as pool:
+            list(pool.map(lambda call: call[0].compile(*call[1]), new))
     for step, tensors in calls:
         step.run(*tensors)

@@ -1,6 +1,6 @@
 """2D retention: tiles of a grid, and bands of whole rows that a state passes through."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from vir.ops.triton import grid as grid_kernels
 from vir.ops.triton import lines, runner, settings
 from vir.ops.triton import quadrant as quadrant_kernels
-from vir.ops.triton.launch.lines import apply_states, line_states
+from vir.ops.triton.launch.lines import apply_states_call, line_states_call
 from vir.ops.triton.launch.plans import (
     JOIN,
     JOINED,
@@ -27,7 +27,7 @@ from vir.ops.triton.launch.plans import (
     whole,
     wide_loads,
 )
-from vir.ops.triton.runner import Step
+from vir.ops.triton.runner import Call, Step, run_in_turn
 from vir.ops.triton.settings import Tile
 
 FEW_ROWS = 3  # of tiles: their states are added where they are seen, not joined before
@@ -65,6 +65,28 @@ def grid(
     tile: Tile | None = None,
 ) -> Tensor:
     """2D retention; one token more than rows * cols is the class token."""
+    (step, tensors), out = _grid_call(
+        q, k, v, gamma, scale, rows, cols, back=back, dtype=dtype, out_dtype=out_dtype, tile=tile
+    )
+    step.run(*tensors)
+    return out
+
+
+def _grid_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gamma: Tensor,
+    scale: float,
+    rows: int,
+    cols: int,
+    *,
+    back: bool = False,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    tile: Tile | None = None,
+) -> tuple[Call, Tensor]:
+    """The same, not run yet."""
     q, k, v = _in_reach(q, cols), _in_reach(k, cols), _in_reach(v, cols)
     plan = _grid_plan(
         look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
@@ -75,12 +97,11 @@ def grid(
         rounded = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         states = gamma.new_empty(plan.states, dtype=rounded)
         made = gamma.new_zeros(plan.states[:2], dtype=torch.int32)
-    if plan.boxes is None:
-        plan.tiles.run(q, k, v, out, states, made, gamma, q, k, v)
-    else:
+    boxes: tuple[Any, Any, Any] = q, k, v
+    if plan.boxes is not None:
         of_q, of_k, of_v = plan.boxes
-        plan.tiles.run(q, k, v, out, states, made, gamma, Box(q, *of_q), Box(k, *of_k), Box(v, *of_v))
-    return out
+        boxes = Box(q, *of_q), Box(k, *of_k), Box(v, *of_v)
+    return (plan.tiles, (q, k, v, out, states, made, gamma, *boxes)), out
 
 
 def _in_reach(x: Tensor, cols: int) -> Tensor:
@@ -183,17 +204,19 @@ def rows(
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, from the state of each column above them to that of the last row, `b h x k v`."""
     height, state = q.shape[1] // cols, whole(state)
-    if state is None:
-        out = grid(q, k, v, gamma, scale, height, cols, dtype=q.dtype, out_dtype=dtype)
-    else:
-        inside = grid(q, k, v, gamma, scale, height, cols, dtype=q.dtype, out_dtype=torch.float32)
-        out = apply_states(
-            q, state, gamma, scale, back=False, transposed=False, dtype=q.dtype, out_dtype=dtype, other=inside
-        )  # fmt: skip
-    made = line_states(k, v, gamma, 1.0, cols, height, back=False, dtype=k.dtype)
+    inside, out = _grid_call(
+        q, k, v, gamma, scale, height, cols, dtype=q.dtype, out_dtype=dtype if state is None else torch.float32
+    )
+    calls = [inside]
+    if state is not None:
+        above, out = apply_states_call(
+            q, state, gamma, scale, back=False, transposed=False, dtype=q.dtype, out_dtype=dtype, other=out
+        )
+        calls.append(above)
+    states, made = line_states_call(k, v, gamma, 1.0, cols, height, back=False, dtype=k.dtype)
     end = torch.empty_like(made)
-    step = _join_columns_plan(look(made), look_if(state), look(gamma), height)
-    step.run(made, made if state is None else state, end, gamma)
+    join = _join_columns_plan(look(made), look_if(state), look(gamma), height)
+    run_in_turn(*calls, states, (join, (made, made if state is None else state, end, gamma)))
     return out, end
 
 
