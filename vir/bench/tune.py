@@ -84,7 +84,8 @@ def candidates(group: Group) -> list[Any]:
         return [replace(one, registers=limit, programs=n) for one in made for n, limit in at_once]
     if group.table == "WALK":
         return made + [replace(one, programs=n) for one in made for n in (1, 2, 3)]
-    return made + [replace(one, registers=128) for one in made if narrow and group.table in TILES]
+    limits = (128,) if group.head_dim > 32 else (96, 128)  # so that four programs fit, or five
+    return made + [replace(one, registers=n) for one in made for n in limits if narrow and group.table in TILES]
 
 
 @contextmanager

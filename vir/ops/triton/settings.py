@@ -1,6 +1,6 @@
 """Launch settings, so that no search runs at the first call. They were measured on an H200, nearly all of them by
 `python -m vir.bench.tune`: those with a limit of registers, or with four stages, by hand, among the candidates
-that it has now."""
+that it has now, and those of NUMBER_BY_NUMBER by hand as well."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -102,6 +102,16 @@ QUADRANT = {  # chunks are tiles of 8 x 8 patches
     (64, 2): Launch(64, 4, 3, registers=168, programs=2),
 }
 
+# Instead of lines above for heads that begin where no wide load can (HViR-4's of 49): what is loaded number by number
+# takes registers, which the others spill by the kilobyte.
+NUMBER_BY_NUMBER: dict[tuple[str, int, int], Launch | Tile] = {
+    ("WALK", 64, 2): Launch(64, 8, 2),
+    ("WALK", 64, 4): Launch(16, 4, 2),
+    ("WALK_BACK", 64, 2): Launch(16, 4, 2),
+    ("WIDE", 64, 2): Tile(8, 8, 8, 4, 3),
+    ("WIDE", 64, 4): Tile(4, 8, 4, 4, 1),
+}
+WIDE_LOAD = 8  # numbers, in half precision
 
 # On GPUs of other kinds products hold their operands in registers, and some have 99 KB of shared memory: there, instead
 # of lines above that spill hundreds of bytes or do not fit. `vir.bench.offline` shows both; none of these was measured.
@@ -142,12 +152,15 @@ def like_hopper(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in LIKE_HOPPER
 
 
-def sized(table: str, block: int, operand_bytes: int, device: torch.device) -> Any:
+def sized(table: str, block: int, operand_bytes: int, device: torch.device, wide_loads: bool = True) -> Any:
     """The line of a table, Launch or Tile; none where it has no such line."""
     of = min((of for of in TABLES[table] if of[0] >= block and of[1] == operand_bytes), default=None)
     if of is None:
         return None
-    return TABLES[table][of] if like_hopper(device) else ELSEWHERE.get((table, *of), TABLES[table][of])
+    usual = TABLES[table][of]
+    if not like_hopper(device):
+        return ELSEWHERE.get((table, *of), usual)
+    return usual if wide_loads else NUMBER_BY_NUMBER.get((table, *of), usual)
 
 
 @cache
@@ -198,8 +211,8 @@ def of_many_tiles(
     return set_, programs
 
 
-def grid_tile(cols: int, block: int, operand_bytes: int, device: torch.device) -> Tile:
+def grid_tile(cols: int, block: int, operand_bytes: int, device: torch.device, wide_loads: bool = True) -> Tile:
     """The tile for a grid: one as wide as the grid, if there is such a tile, needs no corners."""
-    wide: Tile = sized("WIDE", block, operand_bytes, device)
-    narrow: Tile = sized("NARROW", block, operand_bytes, device)
+    wide: Tile = sized("WIDE", block, operand_bytes, device, wide_loads)
+    narrow: Tile = sized("NARROW", block, operand_bytes, device, wide_loads)
     return narrow if wide.cols < cols <= narrow.cols else wide

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vir.ops.triton import runner, sequence
 from vir.ops.triton.runner import Numbers, Step
-from vir.ops.triton.settings import Schedule
+from vir.ops.triton.settings import WIDE_LOAD, Schedule
 
 INTERPRETED = not isinstance(sequence.walk, triton.JITFunction)
 JOIN: Schedule = (1, 3, None)
@@ -78,9 +78,10 @@ def block(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def key(dk: int, dv: int, dtype: torch.dtype, device: torch.device) -> tuple[int, int, torch.device]:
+def key(dk: int, dv: int, dtype: torch.dtype, device: torch.device) -> tuple[int, int, torch.device, bool]:
     """Where to look in the tables of settings."""
-    return block(max(dk, dv)), 2 if dtype == torch.bfloat16 else 4, device
+    wide = dk % WIDE_LOAD == dv % WIDE_LOAD == 0
+    return block(max(dk, dv)), 2 if dtype == torch.bfloat16 else 4, device, wide
 
 
 def precision(dtype: torch.dtype) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def precision(dtype: torch.dtype) -> dict[str, Any]:
 
 def wide_loads(strides: list[Strides]) -> bool:
     """Whether all heads begin where loads of 16 bytes can begin, in half precision."""
-    return all(of_head % 8 == 0 for _, _, of_head in strides)
+    return all(of_head % WIDE_LOAD == 0 for _, _, of_head in strides)
 
 
 def prepared(
@@ -111,6 +112,6 @@ def prepared(
     wrong on Hopper; and Triton sees by itself only strides that are multiples of 16, not of 8."""
     side = block(max(dk, dv))
     sizes = {"DK": dk, "DV": dv, "BK": side, "BV": side}
-    align = {"ALIGN": 8 if wide_loads(strides) else 1}
+    align = {"ALIGN": WIDE_LOAD if wide_loads(strides) else 1}
     flat = tuple(stride for some in strides for stride in some)
     return runner.Step(kernel, grid, (*flat, *numbers), {**sizes, **precision(dtype), **align, **constants}, schedule)

@@ -188,7 +188,7 @@ def _quadrant_plan(
     if not wide_loads(strides_of(q, k, v)) or (class_token and rows % side == 0):
         return None
     rows += class_token
-    found = settings.of_many_tiles(-(-rows // side) * -(-cols // side), b, h, *key(dk, dv, dtype, q[4]))
+    found = settings.of_many_tiles(-(-rows // side) * -(-cols // side), b, h, *key(dk, dv, dtype, q[4])[:3])
     if found is None:
         return None
     set_, programs = found
