@@ -129,6 +129,7 @@ ELSEWHERE: dict[tuple[str, int, int], Launch | Tile] = {
     ("WALK_BACK", 64, 4): Launch(16, 8, 2),
     ("LINES", 64, 4): Launch(32, 4, 2),
     ("LINES", 128, 2): Launch(64, 8, 3),
+    ("WIDE", 32, 2): Tile(8, 8, 8, 4, 3),
     ("WIDE", 64, 2): Tile(8, 8, 8, 4, 3),
     ("WIDE", 128, 2): Tile(8, 8, 8, 8, 2),
     ("WIDE", 32, 4): Tile(8, 8, 4, 4, 2),
