@@ -217,14 +217,21 @@ def test_2d_stream_without_gradients(rows: list[int], cols: int) -> None:
 
 
 def test_the_kernels_of_a_band_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a first band takes as long as the slowest of them: they come together, in their order."""
-    together: list[list[str]] = []
-    monkeypatch.setattr(tiles, "run_in_turn", lambda *calls: together.append([c[0].kernel.fn.__name__ for c in calls]))
+    """So that a first band takes as long as the slowest of them: they come together, in their order. What a band makes
+    of itself is not rounded before what it sees above is added."""
+    together: list[tuple[torch.dtype, list[str]]] = []
+
+    def noted(*calls: runner.Call) -> None:
+        (_, (_, _, _, inside, *_)), *_ = calls
+        together.append((inside.dtype, [step.kernel.fn.__name__ for step, _ in calls]))
+
+    monkeypatch.setattr(tiles, "run_in_turn", noted)
     q, k, v, gamma = (x.to(DEVICE) for x in inputs(3 * 5, 16, 16, batch=1))
+    q, k, v = q.half(), k.half(), v.half()
     launch.rows(q, k, v, gamma, 1.0, 5, None, q.dtype)
     launch.rows(q, k, v, gamma, 1.0, 5, torch.zeros(1, q.shape[2], 5, 16, 16, device=DEVICE), q.dtype)
     last = ["line_states", "join_columns"]
-    assert together == [["grid", *last], ["grid", "apply_states", *last]]
+    assert together == [(torch.float16, ["grid", *last]), (torch.float32, ["grid", "apply_states", *last])]
 
 
 @pytest.mark.parametrize(("d", "dtype"), [(16, torch.float32), (40, torch.float32), (80, torch.bfloat16)])

@@ -13,6 +13,7 @@ from vir import ops
 pytest.importorskip("triton")
 from vir.ops import kernels
 from vir.ops.triton import settings
+from vir.ops.triton.launch import plans
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -144,3 +145,12 @@ def test_tiles_are_shared_and_sized(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [settings.of_many_tiles(tiles, 1000, 12, 64, 2, here) for tiles in (1, 2, 3, 4, 5)]
     assert [of and of[1] for of in found] == [22, 21, 22, 21, None]
     assert [settings.grid_tile(cols, 64, 2, here).cols for cols in (8, 9, 16, 17)] == [8, 16, 16, 8]
+
+
+@pytest.mark.parametrize(("dk", "dv", "wide"), [(64, 64, True), (48, 40, True), (49, 49, False), (64, 49, False)])
+def test_heads_that_are_loaded_number_by_number_have_settings_of_their_own(dk: int, dv: int, wide: bool) -> None:
+    key = plans.key(dk, dv, torch.bfloat16, torch.device("cpu"))
+    own = settings.NUMBER_BY_NUMBER["WALK", 64, 2], settings.NUMBER_BY_NUMBER["WIDE", 64, 2]
+    usual = settings.WALK[64, 2], settings.WIDE[64, 2]
+    assert (settings.sized("WALK", *key), settings.grid_tile(30, *key)) == (usual if wide else own)
+    assert usual != own
