@@ -98,3 +98,27 @@ def test_a_fresh_process_is_another_one() -> None:
 )
 def test_no_row_rests_on_one_call_unless_asked(asked: int, seconds: float, timed: int) -> None:
     assert timed_calls(asked, seconds) == timed
+
+
+@pytest.mark.parametrize(
+    ("spread", "options", "said"),
+    [(0.04, [], []), (0.2, [], ["ViR-S/16 1D", "--how recorded"]), (0.2, ["--training"], ["ViR-S/16 1D"])],
+    ids=["steady", "moved", "training"],
+)
+def test_figures_that_moved_are_told(
+    spread: float, options: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(row: Row, make: Callable[[], Any], repeats: int) -> Row:
+        moved = spread if row.model == "ViR-S/16 1D" else 0.01
+        return replace(row, images_per_second=1.0, spread=moved, peak_bytes=1, repeats=9, missing="")
+
+    monkeypatch.setattr(models, "_row", measured)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    run = CliRunner().invoke(app, ["bench", "models", "--model", "S", "--no-forms", "--size", "32", *options])
+    assert run.exit_code == 0, run.output
+    _, *told = " ".join(run.output.split()).split("Spreads above 5%:")
+    assert len(told) == len(said[:1])
+    for words in said:
+        assert words in told[0]
+    assert ("--how recorded" in "".join(told)) == ("--how recorded" in said)

@@ -21,6 +21,7 @@ import torch
 import vir
 
 _M_MMAP_THRESHOLD = -3  # from malloc.h
+SURE = 0.05  # spread between the quartiles up to which a figure stands without a mark
 
 
 @dataclass(frozen=True)

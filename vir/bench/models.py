@@ -1,6 +1,6 @@
 """Whole models on a GPU: images a second and peak memory against timm's, in inference and in training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vir.bench.gpu import peak_gpu_memory, recorded_later, time_on_gpu
-from vir.bench.measure import in_a_fresh_process, timing
+from vir.bench.measure import SURE, in_a_fresh_process, timing
 from vir.bench.plots import HOW
 from vir.heads.builders import build_backbone, build_detector, build_segmentor
 from vir.layers.blocks import ABLATIONS
@@ -190,6 +190,17 @@ def compare(
 
 def _row_of(nothing: Row, models: Callable[[], Makers], repeats: int) -> Row:
     return _row(nothing, models()[nothing.model], repeats)
+
+
+def doubts(rows: Iterable[Row]) -> str:
+    """What to think of figures that moved while they were measured; nothing where none did."""
+    moved = [row for row in rows if row.spread is not None and row.spread > SURE]
+    if not moved:
+        return ""
+    told = f"Spreads above {SURE:.0%}: {', '.join(dict.fromkeys(row.model for row in moved))}."
+    if any(row.how == "eager" and row.mode == "inference" for row in moved):
+        told += " Where a GPU waits for its host they tell of the host: --how recorded leaves it out."
+    return told
 
 
 def timed_calls(asked: int, seconds: float) -> int:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from vir.bench import plots
-from vir.bench.measure import joined
+from vir.bench.measure import SURE, joined
 
 Rows = list[dict[str, Any]]
 Cells = list[list[str]]  # the first are the heads of columns
 
 MARKED = re.compile(r"(<!-- tables (.+?) -->\n).*?(<!-- end -->)", re.S)
-SURE = 0.05  # spread between the quartiles up to which a figure stands without a mark
 MARK = "~: spread above 5 %, or timed once"
 RIVALS = {"convnext_tiny": "ConvNeXt-T", "swin_tiny": "Swin-T"}
 KINDS = ("1D", "2D")

@@ -160,27 +160,27 @@ def bench_models(
     need_gpu("bench models")
     table = Table("model", "px", "batch", "images/s", "times ViT", "of the ceiling", "spread", "peak memory")
     mode: models.Mode = "training" if training else "inference"
-    rows: list[dict[str, Any]] = []
+    measured: list[models.Row] = []
     for kind in kinds or ():
         if kind not in models.SIZES:
             fail(f"--model {kind}: expected one of {', '.join(models.SIZES)}.")
     origin = origin_of("cuda", "bf16")
 
     def keep(row: models.Row) -> None:
-        rows.append(row.as_dict())
-        write(rows, origin, out)
+        measured.append(row)
+        write([row.as_dict() for row in measured], origin, out)
 
     with working() as status:
         for kind in kinds or ["B"]:
             for size in sizes or [224, 512, 1024, 2048, 4096]:
                 makers = partial(models.plain_models, kind, size, forms)
                 asked = (size, size), batches or [16], mode, how, repeats
-                for some in models.compare(kind, makers, *asked, status.update, keep, warm_up=not rows):
+                for some in models.compare(kind, makers, *asked, status.update, keep, warm_up=not measured):
                     _add_models(table, some, some[0].images_per_second, some[-1].images_per_second)
     console.print(table)
-    tell(origin, out)
+    tell(origin, out, models.doubts(measured))
     if plot is not None:
-        plots.models(rows, origin, plot)
+        plots.models([row.as_dict() for row in measured], origin, plot)
         console.print(f"drawn to {plot}")
 
 
@@ -261,12 +261,12 @@ def bench_hvir(
         makers = partial(models.dense_models, *chosen, under)
     mode: models.Mode = "autocast" if under in ("detector", "segmentor") else "inference"
     family = "HViR" if under == "classifier" else f"HViR, {under}"
-    rows: list[dict[str, Any]] = []
+    measured: list[models.Row] = []
     origin = origin_of("cuda", "bf16")
 
     def keep(row: models.Row) -> None:
-        rows.append(row.as_dict())
-        write(rows, origin, out)
+        measured.append(row)
+        write([row.as_dict() for row in measured], origin, out)
 
     with working() as status:
         (some,) = models.compare(family, makers, pixels, [batch], mode, how, repeats, status.update, keep)
@@ -274,9 +274,9 @@ def bench_hvir(
     for row in some:
         _add_models(table, [row], speeds.get("convnext_tiny"), speeds.get(f"{row.model} ceiling"))
     console.print(table)
-    tell(origin, out)
+    tell(origin, out, models.doubts(measured))
     if plot is not None:
-        plots.hierarchy(rows, origin, plot)
+        plots.hierarchy([row.as_dict() for row in measured], origin, plot)
         console.print(f"drawn to {plot}")
 
 

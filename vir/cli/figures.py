@@ -34,7 +34,9 @@ def write(rows: list[dict[str, Any]], origin: dict[str, Any], out: Path | None) 
         out.write_text(json.dumps({"origin": origin, "rows": rows}, indent=1))
 
 
-def tell(origin: dict[str, Any], out: Path | None) -> None:
+def tell(origin: dict[str, Any], out: Path | None, doubts: str = "") -> None:
     console.print(", ".join(f"{key} {value}" for key, value in origin.items() if value))
+    if doubts:
+        console.print(doubts)
     if out is not None:
         console.print(f"written to {out}")
