@@ -1,7 +1,9 @@
 """Start kernels with as little work on the host as possible: small models wait for the host, not for the GPU."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 import triton
@@ -77,6 +79,19 @@ class Step:
 
 
 Call = tuple[Step, tuple[Tensor, ...]]
+Given = ParamSpec("Given")
+
+
+def run_now(prepared: Callable[Given, tuple[Call, Tensor]]) -> Callable[Given, Tensor]:
+    """Of a launch that is prepared with room for its result: the same, run at once."""
+
+    @wraps(prepared)
+    def run(*given: Given.args, **options: Given.kwargs) -> Tensor:
+        (step, tensors), made = prepared(*given, **options)
+        step.run(*tensors)
+        return made
+
+    return run
 
 
 def run_in_turn(*calls: Call) -> None:

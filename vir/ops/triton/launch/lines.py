@@ -5,27 +5,21 @@ from torch import Tensor
 
 from vir.ops.triton import lines, settings
 from vir.ops.triton.launch.plans import Look, contiguous, kept, key, look, look_if, prepared, rows_whole, strides_of
-from vir.ops.triton.runner import Call, Step
-
-
-def line_states(
-    k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, length: int, *, back: bool, dtype: torch.dtype
-) -> Tensor:
-    """The states of all lines of `length` rows of a grid with `cols` columns, `b h line k v`."""
-    (step, tensors), states = line_states_call(k, v, gamma, scale, cols, length, back=back, dtype=dtype)
-    step.run(*tensors)
-    return states
+from vir.ops.triton.runner import Call, Step, run_now
 
 
 def line_states_call(
     k: Tensor, v: Tensor, gamma: Tensor, scale: float, cols: int, length: int, *, back: bool, dtype: torch.dtype
 ) -> tuple[Call, Tensor]:
-    """The same, not run yet."""
+    """The states of all lines of `length` rows of a grid with `cols` columns, `b h line k v`, not run yet."""
     k, v = rows_whole(k), rows_whole(v)
     b, n, h, dk = k.shape
     step = _line_states_plan(look(k), look(v), look(gamma), scale, cols, length, back, dtype)
     states = torch.empty(b, h, _lines(n, cols, length), dk, v.shape[3], device=k.device, dtype=torch.float32)
     return (step, (k, v, states, gamma)), states
+
+
+line_states = run_now(line_states_call)
 
 
 def _lines(n: int, cols: int, length: int) -> int:
@@ -62,25 +56,6 @@ def line_states_step(
     )  # fmt: skip
 
 
-def apply_states(
-    q: Tensor,
-    states: Tensor,
-    gamma: Tensor,
-    scale: float,
-    *,
-    back: bool,
-    transposed: bool,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    """What each token makes of the state of its column, `b n h v`; the states are `b h x k v`, or `b h x v k`."""
-    (step, tensors), out = apply_states_call(
-        q, states, gamma, scale, back=back, transposed=transposed, dtype=dtype, out_dtype=out_dtype
-    )
-    step.run(*tensors)
-    return out
-
-
 def apply_states_call(
     q: Tensor,
     states: Tensor,
@@ -93,7 +68,8 @@ def apply_states_call(
     out_dtype: torch.dtype,
     other: Tensor | None = None,
 ) -> tuple[Call, Tensor]:
-    """The same, not run yet, and with `other` added to it, which is contiguous."""
+    """What each token makes of the state of its column, `b n h v`, and `other` added to it, which is contiguous; the
+    states are `b h x k v`, or `b h x v k`. Not run yet."""
     q, states = rows_whole(q), states.contiguous()
     step = _apply_states_plan(
         look(q), look(states), look(gamma), scale, back, transposed, dtype, out_dtype, look_if(other)
@@ -101,6 +77,9 @@ def apply_states_call(
     dv = states.shape[3 if transposed else 4]
     out = torch.empty(*q.shape[:3], dv, device=q.device, dtype=out_dtype)
     return (step, (q, states, out if other is None else other, out, gamma)), out
+
+
+apply_states = run_now(apply_states_call)
 
 
 @kept

@@ -27,7 +27,7 @@ from vir.ops.triton.launch.plans import (
     whole,
     wide_loads,
 )
-from vir.ops.triton.runner import Call, Step, run_in_turn
+from vir.ops.triton.runner import Call, Step, run_in_turn, run_now
 from vir.ops.triton.settings import Tile
 
 FEW_ROWS = 3  # of tiles: their states are added where they are seen, not joined before
@@ -50,29 +50,7 @@ class Grid(NamedTuple):
     boxes: tuple[Sides, Sides, Sides] | None = None  # of q, k, v, if the hardware copies them
 
 
-def grid(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gamma: Tensor,
-    scale: float,
-    rows: int,
-    cols: int,
-    *,
-    back: bool = False,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    tile: Tile | None = None,
-) -> Tensor:
-    """2D retention; one token more than rows * cols is the class token."""
-    (step, tensors), out = _grid_call(
-        q, k, v, gamma, scale, rows, cols, back=back, dtype=dtype, out_dtype=out_dtype, tile=tile
-    )
-    step.run(*tensors)
-    return out
-
-
-def _grid_call(
+def grid_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -86,7 +64,7 @@ def _grid_call(
     out_dtype: torch.dtype,
     tile: Tile | None = None,
 ) -> tuple[Call, Tensor]:
-    """The same, not run yet."""
+    """2D retention, not run yet; one token more than rows * cols is the class token."""
     q, k, v = _in_reach(q, cols), _in_reach(k, cols), _in_reach(v, cols)
     plan = _grid_plan(
         look(q), look(k), look(v), look(gamma), scale, rows, cols, back, dtype, out_dtype, tile
@@ -102,6 +80,9 @@ def _grid_call(
         of_q, of_k, of_v = plan.boxes
         boxes = Box(q, *of_q), Box(k, *of_k), Box(v, *of_v)
     return (plan.tiles, (q, k, v, out, states, made, gamma, *boxes)), out
+
+
+grid = run_now(grid_call)
 
 
 def _in_reach(x: Tensor, cols: int) -> Tensor:
@@ -204,7 +185,7 @@ def rows(
 ) -> tuple[Tensor, Tensor]:
     """2D retention of whole rows, from the state of each column above them to that of the last row, `b h x k v`."""
     height, state = q.shape[1] // cols, whole(state)
-    inside, out = _grid_call(
+    inside, out = grid_call(
         q, k, v, gamma, scale, height, cols, dtype=q.dtype, out_dtype=dtype if state is None else torch.float32
     )
     calls = [inside]
